@@ -1,0 +1,1 @@
+"""Low-rank structure in deep learning: the package behind the executable companion."""

@@ -1,0 +1,238 @@
+"""The experiments of the chapters: one scenario at initialisation, and the cells of stored grids.
+
+A cell is a function of plain parameters that returns plain numbers, so that ``sweeps`` can run
+it anywhere and a test can recompute any stored row.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from lowgrad_utils import checks
+from lowgrad_utils.gradients import Decomposition, RankOne, decompose
+from lowgrad_utils.networks import LOSSES, TwoLayerNetwork, normalise_rows
+from lowgrad_utils.spectra import alignment, leading_singular_triplets, operator_norm
+from lowgrad_utils.spiked_data import (
+    SpikedData,
+    binary_labels,
+    sample_spiked_data,
+    sample_targets,
+)
+
+#: n/d and m/d of the paper's figures: n, d, m = 750, 1000, 1250.
+PSI_1, PSI_2 = 0.75, 1.25
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Data, network, residue and the gradient's pieces at initialisation.
+
+    Attributes:
+        data: The spiked data.
+        network: The network at initialisation.
+        residue: r, length n.
+        parts: The gradient's decomposition.
+    """
+
+    data: SpikedData
+    network: TwoLayerNetwork
+    residue: Tensor = field(repr=False)
+    parts: Decomposition
+
+
+def paper_sizes(d: int) -> tuple[int, int]:
+    """Compute (n, m) = (0.75 d, 1.25 d), the proportions of the paper's figures.
+
+    Args:
+        d: Number of features.
+
+    Example:
+        >>> paper_sizes(1000)
+        (750, 1250)
+    """
+    return round(PSI_1 * d), round(PSI_2 * d)
+
+
+def _from_network(data: SpikedData, network: TwoLayerNetwork, loss: str, seed: int) -> Tensor:
+    y = sample_targets(data.X, "triple-index", seed=seed).y
+    return LOSSES[loss].residue(network(data.X), binary_labels(y) if LOSSES[loss].binary else y)
+
+
+def _gaussian(data: SpikedData, seed: int) -> Tensor:
+    stream = checks.random_stream(seed, "residue")
+    return torch.randn(data.n, generator=stream, dtype=torch.float64)
+
+
+#: Residues by name. Any r is the residue of some targets (y = f - r for the squared loss), so a
+#: hypothesis about r can be met or broken on purpose.
+RESIDUES: dict[str, Callable[[SpikedData, TwoLayerNetwork, str, int], Tensor]] = {
+    "network": _from_network,
+    "independent": lambda data, network, loss, seed: _gaussian(data, seed),
+    "offset": lambda data, network, loss, seed: 1 + 0.5 * _gaussian(data, seed),
+    "one-example": lambda data, network, loss, seed: torch.eye(1, data.n, dtype=torch.float64)[0],
+}
+
+
+def residue_with_alignment(data: SpikedData, beta: float, *, seed: int = 0) -> Tensor:
+    """Draw a residue of length sqrt(n) whose cosine with z is d^(-beta/2).
+
+    Assumption 6's statistic |z^T r| / (sqrt(n) |r|) is then d^(-beta/2) |z| / sqrt(n), and the
+    last factor tends to 1.
+
+    Args:
+        data: Data with their spike component z.
+        beta: Alignment exponent, at least 0.
+        seed: Seed of the part orthogonal to z.
+
+    Raises:
+        ValueError: If ``beta`` is negative.
+
+    Source: Low Rank Gradients, Assumption 6.
+    """
+    cosine = data.d ** (-checks.nonnegative("beta", beta) / 2)
+    along, noise = data.z / data.z.norm(), _gaussian(data, seed)
+    noise = noise - (noise @ along) * along
+    return data.n**0.5 * (cosine * along + (1 - cosine**2) ** 0.5 * noise / noise.norm())
+
+
+def scenario(
+    d: int,
+    *,
+    nu: float,
+    alpha: float = 0.0,
+    activation: str = "relu",
+    loss: str = "mse",
+    scaling: str = "ntk",
+    weights: str = "uniform",
+    residue: str = "network",
+    seed: int = 0,
+) -> Scenario:
+    """Draw one experiment of the paper's figures at initialisation and split its gradient.
+
+    Args:
+        d: Number of features; n = 0.75 d and m = 1.25 d.
+        nu: Spike exponent.
+        alpha: Decay exponent of the bulk.
+        activation: A key of ``ACTIVATIONS``.
+        loss: A key of ``LOSSES``; labels are made binary where it needs them.
+        scaling: ``"ntk"`` or ``"mean-field"``.
+        weights: ``"uniform"`` (W_S), ``"shifted"`` (W_S + n^(-1/4) 1 q^T, normalised) or
+            ``"spike"`` (every row is q).
+        residue: A key of ``RESIDUES``, or ``"beta=..."`` for a residue of given alignment.
+        seed: One integer; data, network, targets and residue draw from separate streams of it.
+
+    Raises:
+        ValueError: If a name is unknown or a number out of range.
+
+    Source: Low Rank Gradients, Figure 1; the targets are the book's own triple-index model.
+
+    Example:
+        >>> scenario(40, nu=0.25, activation="tanh").parts.G.shape
+        torch.Size([40, 50])
+    """
+    checks.choice("weights", weights, ("uniform", "shifted", "spike"))
+    checks.choice("loss", loss, LOSSES)
+    n, m = paper_sizes(d)
+    data = sample_spiked_data(n, d, nu=nu, alpha=alpha, seed=seed)
+    shift = n**-0.25 * data.q if weights == "shifted" else None
+    network = TwoLayerNetwork.random(
+        d, m, activation=activation, scaling=scaling, shift=shift, seed=seed
+    )
+    if weights == "spike":
+        rows = normalise_rows(data.q.expand(m, d))
+        network = TwoLayerNetwork(rows, network.a, activation, scaling)
+    if residue.startswith("beta="):
+        r = residue_with_alignment(data, float(residue.removeprefix("beta=")), seed=seed)
+    else:
+        r = RESIDUES[checks.choice("residue", residue, RESIDUES)](data, network, loss, seed)
+    return Scenario(data, network, r, decompose(data, network, r))
+
+
+def measure(case: Scenario) -> dict[str, float]:
+    """Measure norms, singular values and alignments of a gradient and its pieces.
+
+    Args:
+        case: The scenario.
+
+    Returns:
+        Plain numbers: operator norms ``S1``, ``S12``, ``S2``, ``E``, ``rank_one`` (of S1 + S12)
+        and ``rest`` (of S2 + E); ``low_1``, ``low_2`` (singular values of S1 + S12 + S2);
+        ``s1``, ``s2``, ``s3`` (of G); ``u1_q``, ``u1_residue`` (alignment of G's top left
+        singular vector with q and X_B^T r); ``z_alignment`` (|z^T r| / (sqrt(n) |r|));
+        ``W_norm`` and ``r_norm``.
+    """
+    data, parts, r = case.data, case.parts, case.residue
+    top = leading_singular_triplets(parts.G, 3)
+    rank_one = RankOne(parts.S1.u + parts.S12.u, parts.S1.v)
+    rest = torch.addr(parts.E, parts.S2.u, parts.S2.v)
+    low = low_rank_singular_values(parts)
+    values = {
+        "S1": parts.S1.norm,
+        "S12": parts.S12.norm,
+        "S2": parts.S2.norm,
+        "E": operator_norm(parts.E),
+        "rank_one": rank_one.norm,
+        "rest": operator_norm(rest),
+        "low_1": low[0],
+        "low_2": low[1],
+        "u1_q": alignment(top.U[:, 0], data.q),
+        "u1_residue": alignment(top.U[:, 0], parts.S1.u),
+        "z_alignment": abs(data.z @ r) / (data.n**0.5 * r.norm()),
+        "W_norm": operator_norm(case.network.W),
+        "r_norm": r.norm(),
+    }
+    values |= {f"s{k + 1}": s for k, s in enumerate(top.s)}
+    return {name: float(value) for name, value in values.items()}
+
+
+def low_rank_singular_values(parts: Decomposition) -> Tensor:
+    """Compute the two singular values of S1 + S12 + S2 from its factors, descending.
+
+    The sum is U V^T with U = [u_S1, q] and V = [a o mu, v_2]; with U = Q R and V = P T its
+    singular values are those of the 2 x 2 matrix R T^T.
+
+    Args:
+        parts: The decomposition.
+
+    Example:
+        >>> parts = scenario(40, nu=0.25, activation="tanh").parts
+        >>> whole = parts.S1.matrix() + parts.S12.matrix() + parts.S2.matrix()
+        >>> low = low_rank_singular_values(parts)
+        >>> bool(torch.allclose(low, torch.linalg.svdvals(whole)[:2]))
+        True
+    """
+    U = torch.stack([parts.S1.u, parts.S12.u, parts.S2.u], dim=1)
+    V = torch.stack([parts.S1.v, parts.S12.v, parts.S2.v], dim=1)
+    return torch.linalg.svdvals(torch.linalg.qr(U).R @ torch.linalg.qr(V).R.T)[:2]
+
+
+def theorem_3_1_cell(
+    d: int, nu: float, alpha: float, activation: str, residue: str, weights: str, seed: int
+) -> dict[str, float]:
+    """Measure one cell of the grid behind the rates of Theorem 3.1 (NTK scaling).
+
+    Args:
+        d: Number of features; n = 0.75 d and m = 1.25 d.
+        nu: Spike exponent.
+        alpha: Decay exponent of the bulk.
+        activation: A key of ``ACTIVATIONS``.
+        residue: A key of ``RESIDUES``, or ``"beta=..."``.
+        weights: ``"uniform"``, ``"shifted"`` or ``"spike"``.
+        seed: Seed.
+
+    Returns:
+        What ``measure`` returns.
+    """
+    return measure(
+        scenario(
+            d,
+            nu=nu,
+            alpha=alpha,
+            activation=activation,
+            residue=residue,
+            weights=weights,
+            seed=seed,
+        )
+    )

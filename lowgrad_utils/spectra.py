@@ -1,0 +1,163 @@
+"""Leading singular triplets, outliers against an edge, alignments and principal angles."""
+
+from typing import NamedTuple
+
+import numpy as np
+import scipy.linalg
+import scipy.sparse.linalg
+import torch
+from torch import Tensor
+
+from lowgrad_utils import checks
+
+
+class SingularTriplets(NamedTuple):
+    """Leading singular triplets in descending order: A v_k = s_k u_k.
+
+    Attributes:
+        U: Left singular vectors, one a column.
+        s: Singular values.
+        V: Right singular vectors, one a column.
+    """
+
+    U: Tensor
+    s: Tensor
+    V: Tensor
+
+
+def leading_singular_triplets(A: Tensor, k: int, *, seed: int = 0) -> SingularTriplets:
+    """Compute the k largest singular values of A with their vectors.
+
+    Uses Lanczos bidiagonalisation through ARPACK, with a start vector from ``seed`` so that the
+    answer is the same each time; small matrices, or many triplets, take a full decomposition.
+
+    Args:
+        A: Matrix, d x m.
+        k: How many, from 1 to min(d, m).
+        seed: Seed of the start vector.
+
+    Returns:
+        U (d x k), s (k, descending), V (m x k). A vector's sign is arbitrary.
+
+    Raises:
+        ValueError: If A is not a finite matrix, or k is out of range.
+
+    Example:
+        >>> A = torch.diag(torch.tensor([1.0, 3.0, 2.0]).double())
+        >>> leading_singular_triplets(A, 2).s
+        tensor([3., 2.], dtype=torch.float64)
+    """
+    checks.matrix("A", A)
+    smaller = min(A.shape)
+    if not 1 <= checks.positive_integer("k", k) <= smaller:
+        raise ValueError(f"k is {k}, but a matrix of shape {tuple(A.shape)} has {smaller} at most")
+    if smaller <= 100 or k > smaller // 5:
+        U, s, Vh = torch.linalg.svd(A, full_matrices=False)
+        return SingularTriplets(U[:, :k], s[:k], Vh[:k].T)
+    start = np.random.default_rng(seed).standard_normal(smaller).astype(_numpy_dtype(A))
+    U, s, Vh = scipy.sparse.linalg.svds(_as_operator(A), k=k, v0=start)
+    order = np.argsort(s)[::-1]
+    return SingularTriplets(
+        *(torch.as_tensor(x.copy()).to(A) for x in (U[:, order], s[order], Vh[order].T))
+    )
+
+
+def operator_norm(A: Tensor) -> float:
+    """Compute the largest singular value of A.
+
+    Args:
+        A: Matrix, d x m.
+
+    Raises:
+        ValueError: If A is not a finite matrix.
+
+    Example:
+        >>> operator_norm(torch.diag(torch.tensor([1.0, 3.0]).double()))
+        3.0
+    """
+    return float(leading_singular_triplets(A, 1).s[0])
+
+
+def count_outliers(singular_values: Tensor, edge: float, *, margin: float = 0.0) -> int:
+    """Count the singular values above edge (1 + margin).
+
+    The largest value of a bulk of size n fluctuates about its edge by a share of order n^(-2/3)
+    (Tracy and Widom), which is the natural margin when the edge comes from theory.
+
+    Args:
+        singular_values: Singular values in any order.
+        edge: The bulk's upper edge, positive.
+        margin: Share of the edge to leave free, at least 0.
+
+    Raises:
+        ValueError: If the edge is not positive or the margin is negative.
+
+    Example:
+        >>> count_outliers(torch.tensor([3.0, 2.2, 2.0, 1.0]), 2.0, margin=0.05)
+        2
+    """
+    if not edge > 0:
+        raise ValueError(f"edge is {edge:g}, but a positive number is needed")
+    threshold = edge * (1 + checks.nonnegative("margin", margin))
+    return int((singular_values > threshold).sum())
+
+
+def alignment(u: Tensor, v: Tensor) -> float:
+    """Compute |u^T v| / (|u| |v|), the alignment of two directions, between 0 and 1.
+
+    Args:
+        u: A vector.
+        v: A vector of the same length.
+
+    Raises:
+        ValueError: If lengths differ, an entry is NaN or infinite, or a vector is zero.
+
+    Source: Low Rank Gradients, Figures 4 to 6 (normalised inner product).
+
+    Example:
+        >>> alignment(torch.tensor([1.0, 1.0]), torch.tensor([0.0, -2.0]))  # doctest: +ELLIPSIS
+        0.7071...
+    """
+    checks.vector("v", v, length=len(checks.vector("u", u)))
+    product = float(u.norm()) * float(v.norm())
+    if product == 0:
+        raise ValueError("one of the vectors is zero, so it has no direction to align with")
+    return min(abs(float(u @ v)) / product, 1.0)
+
+
+def principal_angles(A: Tensor, B: Tensor) -> Tensor:
+    """Compute the principal angles between the column spaces of A and B, ascending, in radians.
+
+    Args:
+        A: Matrix of full column rank, d x k.
+        B: Matrix of full column rank, d x l.
+
+    Returns:
+        min(k, l) angles between 0 and pi/2.
+
+    Raises:
+        ValueError: If the matrices are not finite or have different numbers of rows.
+
+    Example:
+        >>> e = torch.eye(3).double()
+        >>> principal_angles(e[:, :1], e[:, 1:])
+        tensor([1.5708], dtype=torch.float64)
+    """
+    checks.matrix("B", B, rows=checks.matrix("A", A).shape[0])
+    angles = scipy.linalg.subspace_angles(A.cpu().numpy(), B.cpu().numpy())
+    return torch.as_tensor(angles[::-1].copy()).to(A)
+
+
+def _as_operator(A: Tensor) -> scipy.sparse.linalg.LinearOperator:
+    """Wrap A so that the eigensolver multiplies on A's own device and with torch's threads."""
+
+    def times(matrix: Tensor):
+        return lambda x: (matrix @ torch.as_tensor(x).to(A)).cpu().numpy()
+
+    return scipy.sparse.linalg.LinearOperator(
+        A.shape, matvec=times(A), rmatvec=times(A.T), matmat=times(A), dtype=_numpy_dtype(A)
+    )
+
+
+def _numpy_dtype(A: Tensor) -> np.dtype:
+    return np.dtype(str(A.dtype).removeprefix("torch."))
