@@ -185,7 +185,6 @@ class Rule:
             KeyError: If a condition's number is missing.
 
         Example:
-            >>> rule = load_registry()["lrg.prop-2.1"].rule  # None while the row is planned
             >>> rule = Rule("", "", {"holds": (Condition.parse("max error <= 1e-12"),)})
             >>> rule.verdict({"max error": 1e-3})
             'fails'
@@ -245,7 +244,7 @@ class Claim:
         return dataclasses.asdict(_record(self))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Record:
     """What a notebook measured for one row, and the verdict.
 
@@ -289,6 +288,9 @@ class Record:
     def to_dict(self) -> dict[str, Any]:
         """Return the record as plain data that JSON can hold."""
         return dataclasses.asdict(self)
+
+    def __repr__(self) -> str:
+        return _box_text(self)
 
     def _repr_mimebundle_(self, include=None, exclude=None):
         data = {"text/html": _box_html(self), "text/plain": _box_text(self)}

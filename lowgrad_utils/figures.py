@@ -1,0 +1,398 @@
+"""Plot style, accessible figures, the spectrum plot, and a slider that needs no kernel.
+
+Captions and alternative texts are plain text with Unicode symbols (ν, σ′, S₁, |S₁|): formulas in
+displayed HTML are typeset by some front ends and shown raw by others.
+"""
+
+import base64
+import html
+import inspect
+import io
+import itertools
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import ipywidgets as widgets
+import matplotlib.pyplot as plt
+import numpy as np
+from cycler import cycler
+from IPython.display import display
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from PIL import Image
+
+#: Okabe and Ito's palette, told apart under every common colour blindness; yellow, too pale for
+#: lines on white, is left out.
+PALETTE = {
+    "blue": "#0072B2",
+    "vermillion": "#D55E00",
+    "green": "#009E73",
+    "purple": "#CC79A7",
+    "orange": "#E69F00",
+    "sky": "#56B4E9",
+    "black": "#000000",
+}
+
+#: The environment variable that says that the book is being built.
+BOOK_VARIABLE = "LOWGRAD_BOOK"
+
+# As wide as the book's text column. Twice that would be sharper, but a slider has many frames:
+# this keeps one at 4 to 15 KB.
+_DPI = 110
+_LINE_STYLES = ("-", "--", "-.", (0, (1, 1)), (0, (5, 1, 1, 1, 1, 1)))
+# Images have a white ground of their own, so that a dark page does not swallow the axes.
+_IMAGE_STYLE = (
+    "max-width:100%;height:auto;background:#fff;border-radius:4px;padding:4px;box-sizing:border-box"
+)
+# The theme's caption colour suits the page but not an output's ground in dark mode.
+_CAPTION_STYLE = "color:inherit;text-align:left;font-size:.9em;line-height:1.4;margin:.3em 0"
+
+
+def use_style() -> None:
+    """Set Matplotlib's defaults: colour-blind safe colours, readable type, constrained layout.
+
+    Example:
+        >>> use_style()
+        >>> plt.rcParams["axes.prop_cycle"].by_key()["color"][0]
+        '#0072B2'
+    """
+    plt.rcParams.update(
+        {
+            "axes.prop_cycle": cycler(color=list(PALETTE.values())),
+            "axes.spines.right": False,
+            "axes.spines.top": False,
+            "figure.constrained_layout.use": True,
+            "figure.dpi": _DPI,
+            "figure.facecolor": "white",
+            "figure.figsize": (6.4, 3.6),
+            "font.size": 11,
+            "legend.frameon": False,
+            "savefig.facecolor": "white",
+        }
+    )
+
+
+def show(fig: Figure, *, alt: str, caption: str) -> None:
+    """Display a figure with a text alternative and a caption, and close it.
+
+    Args:
+        fig: The figure.
+        alt: What a reader who does not see the image should know: what is drawn and what it shows.
+        caption: The visible caption, plain text.
+
+    Raises:
+        ValueError: If ``alt`` or ``caption`` is empty.
+        TypeError: If ``fig`` is not a Matplotlib figure, or a text is not text.
+
+    Example:
+        >>> show(plt.figure(), alt="An empty figure.", caption="Nothing is drawn.")
+        An empty figure.
+    """
+    alt, caption = _text("alt", alt), _text("caption", caption)
+    display(_Output(_figure("lg-figure", _image(fig, alt), caption), alt))
+
+
+def spectrum(
+    axis: Axes,
+    singular_values: Any,
+    *,
+    marks: Mapping[str, float] | None = None,
+    edge: float | None = None,
+    bins: int = 60,
+) -> None:
+    """Draw a histogram of singular values with labelled vertical lines.
+
+    Counts are on a logarithmic axis and each value above the edge (without an edge, each of the
+    six largest) has a tick of its own under the axis, so that a single outlier is seen beside a
+    bulk of hundreds.
+
+    Args:
+        axis: The axes to draw on.
+        singular_values: Singular values in any order (list, NumPy or torch).
+        marks: Positions to mark, such as ``{"|S₁|": 0.4, "|S₂|": 0.1}``.
+        edge: The upper edge of the bulk, or None.
+        bins: The number of bins.
+
+    Raises:
+        ValueError: If there are no singular values, or one is negative, NaN or infinite.
+
+    Source: Low Rank Gradients, Figure 1 (singular values with |S1| and |S2| marked).
+
+    Example:
+        >>> figure, axis = plt.subplots()
+        >>> spectrum(axis, [0.1, 0.2, 0.2, 0.9], marks={"|S₁|": 0.9}, edge=0.25)
+        >>> [text.get_text() for text in axis.get_legend().get_texts()]
+        ['|S₁| = 0.9', 'edge = 0.25']
+        >>> plt.close(figure)
+    """
+    values = np.sort(_numbers("singular_values", singular_values))
+    # The axis must reach marks beyond the largest value, so they are placed before the bins.
+    positions = {label: _position(label, value) for label, value in (marks or {}).items()}
+    if edge is not None:
+        positions["edge"] = _position("edge", edge)
+    right = 1.05 * max(values[-1], *positions.values(), np.finfo(float).tiny)
+    axis.hist(values, bins=np.linspace(0, right, bins + 1), color="#9aa5b1", log=True)
+    outliers = values[-6:] if edge is None else values[values > edge]
+    axis.plot(
+        outliers,
+        np.full(len(outliers), -0.02),
+        marker="|",
+        markersize=9,
+        markeredgewidth=1.5,
+        linestyle="none",
+        color="black",
+        clip_on=False,
+        transform=axis.get_xaxis_transform(),
+    )
+    colours = itertools.cycle(PALETTE[name] for name in ("blue", "vermillion", "green", "purple"))
+    # A line's style tells it from the others where its colour does not.
+    styles = itertools.cycle(_LINE_STYLES[1:])
+    for label, position in positions.items():
+        colour, style = ("black", "-") if label == "edge" else (next(colours), next(styles))
+        axis.axvline(
+            position,
+            color=colour,
+            linestyle=style,
+            linewidth=1.6,
+            label=f"{label} = {position:.3g}",
+        )
+    axis.set_xlim(0, right)
+    axis.set_ylim(bottom=0.7)
+    axis.set_xlabel("singular value")
+    axis.set_ylabel("number")
+    # Under the ticks of the outliers the numbers need a little more room.
+    axis.tick_params(axis="x", pad=7)
+    if positions:
+        # The lines run through every corner, so the legend needs a ground of its own.
+        axis.legend(frameon=True, framealpha=0.9, edgecolor="none")
+
+
+def slider(
+    draw: Callable[..., Figure],
+    *,
+    alt: str | Callable[..., str],
+    caption: str,
+    **parameters: Sequence[Any],
+) -> Any:
+    """Show a figure as a function of one or two parameters.
+
+    In a live kernel this is a widget that draws on demand. While the book is built (environment
+    variable ``LOWGRAD_BOOK``) every frame is drawn now and the page switches between the images,
+    with no kernel and no request to anywhere.
+
+    Args:
+        draw: Called with one value of each parameter by name; returns a new figure.
+        alt: Text alternative of a frame: a format string such as ``"Spectrum at ν = {nu}."`` or a
+            function of the parameters.
+        caption: The visible caption, plain text.
+        **parameters: One or two names, each with its values in order.
+
+    Returns:
+        The widget in a live kernel (so end a cell with the call), None while the book is built.
+
+    Raises:
+        ValueError: If there are no or more than two parameters, one has no values, ``alt`` is
+            empty for a frame or names an unknown parameter, or the caption is empty.
+        TypeError: If ``draw`` cannot be called with these names or returns no figure.
+
+    Example:
+        >>> def draw(nu):
+        ...     figure, axis = plt.subplots()
+        ...     axis.axvline(nu)
+        ...     return figure
+        >>> widget = slider(draw, alt="A line at {nu}.", caption="A line.", nu=[0.1, 0.2])
+    """
+    caption = _text("caption", caption)
+    if not 1 <= len(parameters) <= 2:
+        raise ValueError(f"slider got {len(parameters)} parameters, but one or two are needed")
+    parameters = {name: _plain(values) for name, values in parameters.items()}
+    for name, values in parameters.items():
+        if not values:
+            raise ValueError(f"{name} has no values, but a list of at least one is needed")
+    try:
+        inspect.signature(draw).bind(**dict.fromkeys(parameters))
+    except TypeError as error:
+        raise TypeError(
+            f"draw cannot be called with {', '.join(parameters)} by name: {error}"
+        ) from error
+    # Every frame's text is made before any is drawn: a mistake shows up at once.
+    frames = [dict(zip(parameters, values)) for values in itertools.product(*parameters.values())]
+    alts = [_frame_alt(alt, frame) for frame in frames]
+    if not os.environ.get(BOOK_VARIABLE):
+        return _live_slider(draw, alts, caption, parameters)
+    images = [
+        _image(_drawn(draw, frame), text, f' class="lg-frame"{" hidden" if index else ""}')
+        for index, (frame, text) in enumerate(zip(frames, alts))
+    ]
+    controls = [_control_html(name, values) for name, values in parameters.items()]
+    content = "".join([*images, *controls, f"<script>{_SCRIPT}</script>"])
+    plain = f"{alts[0]} ({len(frames)} frames over {', '.join(parameters)})"
+    display(_Output(_figure("lg-slider", content, caption), plain))
+    return None
+
+
+# --- images ---------------------------------------------------------------------------------------
+
+
+class _Output:
+    """A displayed output: HTML where it can be shown, otherwise its text alternative."""
+
+    def __init__(self, page: str, plain: str):
+        self.data = {"text/html": page, "text/plain": plain}
+
+    def __repr__(self) -> str:
+        return self.data["text/plain"]
+
+    def _repr_mimebundle_(self, include=None, exclude=None):
+        return self.data
+
+
+def _image(fig: Figure, alt: str, attributes: str = "") -> str:
+    """Return the figure as an ``<img>`` that holds its own data, and close the figure."""
+    if not isinstance(fig, Figure):
+        raise TypeError(f"a Matplotlib figure is needed, but {type(fig).__name__} was given")
+    png, webp = io.BytesIO(), io.BytesIO()
+    fig.savefig(png, format="png", dpi=_DPI, facecolor="white")
+    plt.close(fig)
+    # A third of the PNG's size. Lossless, because lossy is both larger and blurred for line art.
+    picture = Image.open(png).convert("RGB")
+    picture.save(webp, "WebP", lossless=True)
+    data = base64.b64encode(webp.getvalue()).decode()
+    # Width and height reserve the place, so that the page does not jump when a frame is switched.
+    return (
+        f'<img alt="{html.escape(alt)}" width="{picture.width}" height="{picture.height}" '
+        f'style="{_IMAGE_STYLE}" src="data:image/webp;base64,{data}"{attributes}>'
+    )
+
+
+def _drawn(draw: Callable[..., Figure], frame: Mapping[str, Any]) -> Figure:
+    figure = draw(**frame)
+    if not isinstance(figure, Figure):
+        raise TypeError(
+            f"draw returned {type(figure).__name__} for {frame}, but a Matplotlib figure is needed"
+        )
+    return figure
+
+
+def _figure(name: str, content: str, caption: str) -> str:
+    return (
+        f'<figure class="{name}" style="margin:.5em 0">{content}'
+        f'<figcaption style="{_CAPTION_STYLE}">{html.escape(caption)}</figcaption></figure>'
+    )
+
+
+# --- arguments ------------------------------------------------------------------------------------
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is {type(value).__name__}, but text is needed")
+    if not value.strip():
+        raise ValueError(f"{name} is empty; say in words what the figure shows")
+    return value
+
+
+def _numbers(name: str, values: Any) -> np.ndarray:
+    array = np.asarray(values.detach().cpu() if hasattr(values, "detach") else values, dtype=float)
+    array = array.ravel()
+    if array.size == 0 or not np.isfinite(array).all() or (array < 0).any():
+        raise ValueError(f"{name} must be finite numbers of at least 0, one or more")
+    return array
+
+
+def _position(label: str, value: Any) -> float:
+    number = float(value)
+    if not 0 <= number < float("inf"):
+        raise ValueError(f"mark '{label}' is at {number:g}, but a finite number >= 0 is needed")
+    return number
+
+
+def _plain(values: Sequence[Any]) -> list[Any]:
+    """Return a parameter's values as Python's own numbers, which format strings show shortest."""
+    return values.tolist() if hasattr(values, "tolist") else list(values)
+
+
+def _frame_alt(alt: str | Callable[..., str], frame: Mapping[str, Any]) -> str:
+    if callable(alt):
+        return _text("alt", alt(**frame))
+    try:
+        return _text("alt", _text("alt", alt).format(**frame))
+    except (KeyError, IndexError) as error:
+        raise ValueError(f"alt names {error}, but the parameters are {', '.join(frame)}") from error
+
+
+def _value_text(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, int | float) else str(value)
+
+
+# --- the slider -----------------------------------------------------------------------------------
+
+# The script finds its own figure, so that a page can hold several sliders and nothing is global.
+_SCRIPT = """
+(() => {
+  const figure = document.currentScript.closest("figure");
+  const frames = [...figure.querySelectorAll("img.lg-frame")];
+  const controls = [...figure.querySelectorAll("input.lg-control")];
+  const update = () => {
+    let index = 0;
+    for (const control of controls) {
+      const texts = JSON.parse(control.dataset.texts);
+      const text = control.dataset.name + " = " + texts[control.value];
+      control.setAttribute("aria-valuetext", text);
+      control.parentElement.querySelector("output").textContent = text;
+      index = index * texts.length + Number(control.value);
+    }
+    frames.forEach((frame, k) => { frame.hidden = k !== index; });
+  };
+  controls.forEach((control) => control.addEventListener("input", update));
+  update();
+})();
+"""
+
+
+def _control_html(name: str, values: Sequence[Any]) -> str:
+    texts = [_value_text(value) for value in values]
+    first = html.escape(f"{name} = {texts[0]}")
+    # Browsers restore a form's state on reload; autocomplete="off" keeps slider and frame together.
+    return (
+        '<div style="display:flex;flex-wrap:wrap;align-items:center;gap:.2em .8em">'
+        f'<input class="lg-control" type="range" min="0" max="{len(values) - 1}" step="1" '
+        f'value="0" autocomplete="off" aria-label="{html.escape(name)}" aria-valuetext="{first}" '
+        f'data-name="{html.escape(name)}" data-texts="{html.escape(json.dumps(texts))}" '
+        'style="flex:1 1 12em;max-width:30em;height:24px;margin:0">'
+        # The slider speaks its value itself; the output's own announcement would repeat it.
+        f'<output aria-live="off" style="font-variant-numeric:tabular-nums">{first}</output></div>'
+    )
+
+
+def _live_slider(
+    draw: Callable[..., Figure],
+    alts: Sequence[str],
+    caption: str,
+    parameters: Mapping[str, Sequence[Any]],
+) -> widgets.VBox:
+    controls = [
+        widgets.SelectionSlider(
+            # Options are (text, position): values themselves need not be hashable or distinct.
+            options=[(_value_text(value), k) for k, value in enumerate(values)],
+            description=name,
+            continuous_update=False,
+        )
+        for name, values in parameters.items()
+    ]
+    picture = widgets.HTML()
+    # A widget's callback would lose an error of `draw`; here it is shown below the figure.
+    errors = widgets.Output()
+
+    def update(_change: object = None) -> None:
+        positions = [control.value for control in controls]
+        frame = {name: values[k] for (name, values), k in zip(parameters.items(), positions)}
+        index = np.ravel_multi_index(positions, [len(values) for values in parameters.values()])
+        picture.value = _figure("lg-slider", _image(_drawn(draw, frame), alts[index]), caption)
+
+    update()
+    for control in controls:
+        control.observe(errors.capture(clear_output=True)(update), names="value")
+    return widgets.VBox([*controls, picture, errors])
