@@ -4,6 +4,7 @@ A cell is a function of plain parameters that returns plain numbers, so that ``s
 it anywhere and a test can recompute any stored row.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from lowgrad_utils import checks
 from lowgrad_utils.gradients import Decomposition, RankOne, decompose
 from lowgrad_utils.networks import LOSSES, TwoLayerNetwork, normalise_rows
+from lowgrad_utils.random_matrices import spiked_singular_value
 from lowgrad_utils.spectra import alignment, leading_singular_triplets, operator_norm
 from lowgrad_utils.spiked_data import (
     SpikedData,
@@ -236,3 +238,114 @@ def theorem_3_1_cell(
             seed=seed,
         )
     )
+
+
+def spike_overlap(d: int, nu: float, *, seed: int = 0) -> tuple[float, float]:
+    """Measure how well X X^T's top eigenvector shows z, beside the prediction for an i.i.d. bulk.
+
+    X / sqrt(d) is an i.i.d. bulk plus a rank-one term of norm zeta |z| / sqrt(d), so the law of
+    spiked rectangular matrices gives the overlap in closed form.
+
+    Args:
+        d: Number of features; n = 0.75 d.
+        nu: Spike exponent; the bulk is isotropic (alpha = 0).
+        seed: Seed.
+
+    Returns:
+        Measured and predicted |u_1^T z| / |z|.
+
+    Source: Low Rank Gradients, the remark after Assumption 5; Benaych-Georges and Nadakuditi.
+
+    Example:
+        >>> measured, predicted = spike_overlap(200, 0.75)
+        >>> bool(min(measured, predicted) > 0.99)
+        True
+    """
+    n, _ = paper_sizes(d)
+    data = sample_spiked_data(n, d, nu=nu, seed=seed)
+    theta = data.zeta * float(data.z.norm()) / d**0.5
+    top = leading_singular_triplets(data.X, 1)
+    return alignment(top.U[:, 0], data.z), spiked_singular_value(theta, n / d).left ** 0.5
+
+
+def output_variance(
+    d: int, *, nu: float = 0.0, alpha: float = 0.0, activation: str, scaling: str, seed: int = 0
+) -> float:
+    """Compute the mean over examples of Var_a f(x_i) = gamma^2 sum_j sigma(w_j^T x_i)^2.
+
+    The variance is over the signs a alone, given W and X, so that it needs no sampling.
+
+    Args:
+        d: Number of features; n = 0.75 d and m = 1.25 d.
+        nu: Spike exponent.
+        alpha: Decay exponent of the bulk.
+        activation: A key of ``ACTIVATIONS``.
+        scaling: ``"ntk"`` or ``"mean-field"``.
+        seed: Seed.
+
+    Source: Low Rank Gradients, the remark after Assumption 3.
+
+    Example:
+        >>> variance = output_variance(100, activation="sigmoid", scaling="mean-field")
+        >>> 0.25 / 125 < variance < 0.3 / 125
+        True
+    """
+    n, m = paper_sizes(d)
+    X = sample_spiked_data(n, d, nu=nu, alpha=alpha, seed=seed).X
+    network = TwoLayerNetwork.random(d, m, activation=activation, scaling=scaling, seed=seed)
+    features = network.sigma.value(X @ network.W.T)
+    return float(network.gamma**2 * features.square().sum(dim=1).mean())
+
+
+def residue_concentration(residue: Tensor) -> float:
+    """Compute max_i |r_i| sqrt(n) / (|r| log n), which Assumption 5 keeps bounded as n grows.
+
+    Args:
+        residue: r, length n, not zero.
+
+    Raises:
+        ValueError: If ``residue`` is not a finite vector of two entries or more, or is zero.
+
+    Source: Low Rank Gradients, Assumption 5 (its formula is missing in our copy; derived).
+
+    Example:
+        >>> round(residue_concentration(torch.ones(100).double()), 3)
+        0.217
+    """
+    n = len(checks.vector("residue", residue))
+    norm = float(residue.norm())
+    if n < 2 or norm == 0:
+        raise ValueError("residue is zero or has one entry, so its concentration is undefined")
+    return float(residue.abs().max()) * math.sqrt(n) / (norm * math.log(n))
+
+
+def initial_residue(
+    d: int, *, loss: str, activation: str = "softplus", noise: str = "gaussian", seed: int = 0
+) -> Tensor:
+    """Draw the residue of a network at initialisation on isotropic data without training.
+
+    Args:
+        d: Number of features; n = 0.75 d and m = 1.25 d.
+        loss: A key of ``LOSSES``.
+        activation: A key of ``ACTIVATIONS``.
+        noise: ``"gaussian"`` or ``"cauchy"`` noise on the targets; the second breaks Assumption 5
+            for losses whose residue is not bounded.
+        seed: Seed.
+
+    Raises:
+        ValueError: If a name is unknown.
+
+    Example:
+        >>> initial_residue(40, loss="huber").abs().max() <= 1
+        tensor(True)
+    """
+    checks.choice("noise", noise, ("gaussian", "cauchy"))
+    n, m = paper_sizes(d)
+    X = sample_spiked_data(n, d, nu=0.0, seed=seed).X
+    network = TwoLayerNetwork.random(d, m, activation=activation, seed=seed)
+    y = sample_targets(X, seed=seed).y
+    if noise == "cauchy":
+        heavy = torch.empty(n, dtype=torch.float64)
+        y = y + 0.1 * heavy.cauchy_(generator=checks.random_stream(seed, "heavy tails"))
+    chosen = LOSSES[checks.choice("loss", loss, LOSSES)]
+    return chosen.residue(network(X), binary_labels(y) if chosen.binary else y)

@@ -1,0 +1,144 @@
+"""Grids of measurements too long for a notebook cell: computed by a command, stored, recomputed.
+
+``python -m lowgrad_utils.grids theorem-3-1`` runs a grid (about half an hour on two cores, and it
+resumes where it was stopped) and stores it in ``data/grids`` with its provenance. The tests draw
+a random handful of its cells and compute them again.
+"""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from lowgrad_utils import checks, sweeps
+from lowgrad_utils.experiments import theorem_3_1_cell
+
+Cell = dict[str, Any]
+
+#: Sizes d and seeds over which the rates of Theorem 3.1 are fitted.
+SIZES, SEEDS = (250, 400, 640, 1000, 1400, 2000), tuple(range(12))
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A named grid: which function, over which cells.
+
+    Attributes:
+        function: Called with a cell's parameters; returns numbers.
+        cells: The parameters of each cell.
+        about: One line for the provenance.
+    """
+
+    function: Callable[..., dict[str, float]]
+    cells: tuple[Cell, ...]
+    about: str
+
+    @property
+    def parameters(self) -> list[str]:
+        """Names of the parameters of a cell."""
+        return list(self.cells[0])
+
+
+def _theorem_3_1() -> tuple[Cell, ...]:
+    nus = (0.0, 0.125, 0.25, 0.375, 0.45)
+    activations = ("softplus", "tanh", "relu")
+    series = [
+        *product(nus, [0.0], activations, ("network", "offset", "independent"), ["uniform"]),
+        *product((0.125, 0.375), [0.5], activations, ["network"], ["uniform"]),
+        # Two hypotheses broken on purpose: Assumption 5, and |W| = O(1).
+        (0.125, 0.0, "softplus", "one-example", "uniform"),
+        (0.125, 0.0, "softplus", "offset", "spike"),
+        *product([0.2], (0.0, 0.5), ["softplus"], _residues_by_beta(), ["uniform"]),
+    ]
+    names = ("nu", "alpha", "activation", "residue", "weights")
+    return tuple(
+        {"d": d, **dict(zip(names, row)), "seed": seed}
+        for seed, d, row in product(SEEDS, SIZES, series)
+    )
+
+
+def _residues_by_beta() -> list[str]:
+    return [f"beta={beta}" for beta in (0.0, 0.2, 0.6, 1.0, 1.4)]
+
+
+#: The grids by name.
+GRIDS: dict[str, Grid] = {
+    "theorem-3-1": Grid(
+        theorem_3_1_cell,
+        _theorem_3_1(),
+        "Norms, singular values and alignments of the gradient's pieces behind Theorem 3.1",
+    )
+}
+
+
+def stored(name: str) -> pd.DataFrame:
+    """Load a stored grid after checking its hash: one row a cell.
+
+    Args:
+        name: A key of ``GRIDS``.
+
+    Returns:
+        Table with the cell's parameters and what was measured.
+
+    Raises:
+        ValueError: If the name is unknown, or the file is not the one its provenance describes.
+    """
+    return sweeps.load_grid(grid_path(name))
+
+
+def grid_path(name: str) -> Path:
+    """Where the grid is stored: data/grids/<name>.csv, with its provenance beside it.
+
+    Args:
+        name: A key of ``GRIDS``.
+
+    Raises:
+        ValueError: If the name is unknown.
+    """
+    inside = Path(__file__).parent / "data"
+    folder = inside if inside.is_dir() else Path(__file__).parent.parent / "data"
+    return folder / "grids" / f"{checks.choice('name', name, GRIDS)}.csv"
+
+
+def compute(name: str, *, workers: int = 2, progress_file: Path | None = None) -> pd.DataFrame:
+    """Run a whole grid, resuming from ``progress_file``, and store it with its provenance.
+
+    Args:
+        name: A key of ``GRIDS``.
+        workers: Number of processes, one thread each.
+        progress_file: Where finished cells are kept; beside the stored grid if None.
+
+    Raises:
+        ValueError: If the name is unknown.
+        RuntimeError: If a cell failed; the finished ones are kept and the next run goes on.
+    """
+    grid, path = GRIDS[checks.choice("name", name, GRIDS)], grid_path(name)
+    path.parent.mkdir(exist_ok=True)
+    log = progress_file or path.with_suffix(".jsonl")
+    frame = sweeps.run(grid.function, list(grid.cells), path=log, workers=workers)
+    failed = frame["error"].notna()
+    if failed.any():
+        raise RuntimeError(f"{failed.sum()} cells failed, first: {frame['error'][failed].iloc[0]}")
+    frame = frame.drop(columns=["error", "seconds"])
+    sweeps.save_grid(
+        frame, path, {"about": grid.about, "command": f"python -m lowgrad_utils.grids {name}"}
+    )
+    return frame
+
+
+def main() -> None:
+    """Compute and store one grid from the command line."""
+    parser = argparse.ArgumentParser(prog="python -m lowgrad_utils.grids", description=__doc__)
+    parser.add_argument("name", choices=GRIDS)
+    parser.add_argument("--workers", type=int, default=2)
+    arguments = parser.parse_args()
+    frame = compute(arguments.name, workers=arguments.workers)
+    print(f"{len(frame)} cells stored in {grid_path(arguments.name).name}")
+
+
+if __name__ == "__main__":
+    main()
