@@ -1,0 +1,26 @@
+"""The Sphinx extension of this book: statements, the ledger, and pages that ask no other host."""
+
+from typing import Any
+
+from sphinx.application import Sphinx
+
+from . import assets, ledger, statements
+
+# Raised with every change to what this package puts into a page, or pages would stay as they were.
+ENV_VERSION = 1
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Register everything with Sphinx."""
+    app.add_config_value("companion_registry", "", "env")
+    app.add_transform(statements.StatementTransform)
+    app.add_node(ledger.LedgerNode)
+    app.add_directive("ledger", ledger.LedgerDirective)
+    app.add_css_file("companion.css")
+    app.connect("config-inited", assets.add_static_folder)
+    app.connect("env-updated", ledger.collect)
+    app.connect("doctree-resolved", ledger.fill_tables)
+    # After every other extension has added its scripts.
+    app.connect("html-page-context", assets.keep_to_this_host, priority=900)
+    app.connect("build-finished", ledger.write_json)
+    return {"version": "1", "env_version": ENV_VERSION, "parallel_read_safe": False}

@@ -1,0 +1,178 @@
+"""The ledger in the book: collects what the notebooks measured, checks it, shows and stores it."""
+
+import html
+import json
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+from sphinx.util import logging
+from sphinx.util.docutils import SphinxDirective
+
+from lowgrad_utils import claims
+
+LOGGER = logging.getLogger(__name__)
+METADATA_KEY = "lowgrad_claim"
+PAPERS = {
+    "lrg": "Low Rank Gradients and Where to Find Them",
+    "tlh": "Three-Level Hierarchical Structure in the Spectrum of Deepnet Hessians",
+    "new": "Statements of this book",
+}
+COLUMNS = ("Statement", "Kind", "Predicted", "Measured", "Verdict")
+
+
+class LedgerNode(nodes.General, nodes.Element):
+    """Marks where the table goes; it is filled once all notebooks have been read."""
+
+
+class LedgerDirective(SphinxDirective):
+    """`{ledger}`: the table of all statements with their verdicts."""
+
+    def run(self) -> list[nodes.Node]:
+        """Return the mark and remember which page holds it."""
+        ledger_pages(self.env).add(self.env.docname)
+        return [LedgerNode()]
+
+
+def ledger_pages(env: BuildEnvironment) -> set[str]:
+    """Return the names of the pages that show the ledger, as a set that can be added to."""
+    if not hasattr(env, "companion_ledger_pages"):
+        env.companion_ledger_pages = set()
+    return env.companion_ledger_pages
+
+
+def records_in(notebook: Path) -> list[dict[str, Any]]:
+    """Return the records that the outputs of one executed notebook carry.
+
+    Args:
+        notebook: An executed `.ipynb` file.
+    """
+    cells = json.loads(notebook.read_text(encoding="utf8"))["cells"]
+    outputs = (output for cell in cells for output in cell.get("outputs", []))
+    found = (output.get("metadata", {}).get(METADATA_KEY) for output in outputs)
+    return [{**record, "measured_in": notebook.stem} for record in found if record]
+
+
+def collect(app: Sphinx, env: BuildEnvironment) -> Iterable[str]:
+    """Gather the records of all pages and complain about each problem; a Sphinx event handler.
+
+    Returns:
+        The pages whose table has to be written again.
+    """
+    executed = Path(app.outdir).parent / "jupyter_execute"
+    notebooks = {doc: executed / f"{doc}.ipynb" for doc in sorted(env.found_docs)}
+    notebooks = {doc: path for doc, path in notebooks.items() if path.is_file()}
+    env.companion_documents = {path.stem: doc for doc, path in notebooks.items()}
+    records = [record for path in notebooks.values() for record in records_in(path)]
+    registry = _registry(app)
+    # Every problem is a warning of its own, and the book is built with warnings as errors: so
+    # all of them are seen at once, together with the pages that show where they come from.
+    for problem in claims.audit(records, list(env.companion_documents), registry):
+        LOGGER.warning("ledger: %s", problem, type="companion", subtype="ledger")
+    order = {claim_id: position for position, claim_id in enumerate(registry)}
+    records.sort(key=lambda record: order.get(str(record.get("id")), len(order)))
+    env.companion_records = records
+    return sorted(ledger_pages(env))
+
+
+def _registry(app: Sphinx) -> dict[str, claims.Claim]:
+    path = app.config.companion_registry
+    return claims.load_registry(Path(app.srcdir) / path if path else None)
+
+
+def fill_tables(app: Sphinx, doctree: nodes.document, docname: str) -> None:
+    """Put the table in place of its mark; a Sphinx event handler."""
+    for mark in list(doctree.findall(LedgerNode)):
+        text = ledger_html(_rows(app), lambda row: _link(app, docname, row))
+        mark.replace_self(nodes.raw("", text, format="html"))
+
+
+def _rows(app: Sphinx) -> list[dict[str, Any]]:
+    measured = {str(record.get("id")): record for record in app.env.companion_records}
+    registry = {claim_id: claim.to_dict() for claim_id, claim in _registry(app).items()}
+    return list({**registry, **measured}.values())
+
+
+def _link(app: Sphinx, docname: str, row: dict[str, Any]) -> str:
+    target = app.env.companion_documents.get(row.get("measured_in", ""))
+    if target is None:
+        return ""
+    return f"{app.builder.get_relative_uri(docname, target)}#claim-{row['id']}"
+
+
+def ledger_html(rows: list[dict[str, Any]], link: Any) -> str:
+    """Return the ledger as HTML: counts, a filter, one table a paper.
+
+    Args:
+        rows: Records as plain data, measured or not.
+        link: A function from a row to the address of the cell that measured it, or "".
+    """
+    counts = Counter(_verdict(row) for row in rows)
+    badges = "".join(
+        f'<li>{_badge(verdict)} <span class="lg-count">{number}</span></li>'
+        for verdict, number in counts.most_common()
+    )
+    options = "".join(f"<option>{html.escape(verdict)}</option>" for verdict in counts)
+    groups = {prefix: [r for r in rows if r["id"].startswith(f"{prefix}.")] for prefix in PAPERS}
+    tables = "".join(_table(PAPERS[prefix], group, link) for prefix, group in groups.items())
+    return (
+        f'<div class="lg-ledger"><ul class="lg-counts" aria-label="Verdicts">{badges}</ul>'
+        '<p class="lg-filter" hidden>'
+        '<label>Find <input type="search" data-lg-find></label> '
+        f'<label>Verdict <select data-lg-verdict><option value="">all</option>{options}</select>'
+        f"</label></p>{tables}</div>"
+    )
+
+
+def _table(title: str, rows: list[dict[str, Any]], link: Any) -> str:
+    if not rows:
+        return ""
+    head = "".join(f'<th scope="col">{name}</th>' for name in COLUMNS)
+    body = "".join(_row(row, link(row)) for row in rows)
+    return (
+        f'<table class="lg-table"><caption>{html.escape(title)}</caption>'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    )
+
+
+def _row(row: dict[str, Any], address: str) -> str:
+    name = html.escape(row["id"])
+    name = f'<a href="{html.escape(address)}">{name}</a>' if address else name
+    control = '<span class="lg-control">control</span> ' if ".control" in row["id"] else ""
+    statement = (
+        f"{control}<strong>{name}</strong><br>{html.escape(row['statement'])}"
+        f"<br><small>{html.escape(row['source'])}</small>"
+    )
+    predicted, measured = (html.escape(str(row.get(k) or "")) for k in ("predicted", "measured"))
+    cells = (statement, html.escape(row["kind"]), predicted, measured, _badge(_verdict(row)))
+    filled = zip(COLUMNS, cells, strict=True)
+    return (
+        f'<tr id="row-{html.escape(row["id"])}" data-verdict="{html.escape(_verdict(row))}">'
+        + "".join(f'<td data-label="{label}">{cell}</td>' for label, cell in filled)
+        + "</tr>"
+    )
+
+
+def _verdict(row: dict[str, Any]) -> str:
+    return row.get("verdict") or ("planned" if row.get("status") == "planned" else "not measured")
+
+
+def _badge(verdict: str) -> str:
+    slug = verdict.replace(" ", "-")
+    return f'<span class="lg-verdict lg-verdict-{slug}">{html.escape(verdict)}</span>'
+
+
+def write_json(app: Sphinx, error: Exception | None) -> None:
+    """Write all records beside the pages as claims.json; a Sphinx event handler."""
+    if error is not None or app.builder.format != "html":
+        return
+    records = [
+        {key: value for key, value in record.items() if key != "measured_in"}
+        for record in app.env.companion_records
+    ]
+    text = json.dumps(records, indent=1, ensure_ascii=False)
+    Path(app.outdir, "claims.json").write_text(text + "\n", encoding="utf8")
