@@ -19,7 +19,6 @@ all                       of booleans: 1 if every one is true, otherwise 0
 ========================  ========================================================================
 
 The verdict is the first tier, in the order of `TIERS`, all of whose conditions are met.
-``python -m lowgrad_utils.claims`` prints every rule, one condition a line.
 """
 
 import dataclasses
@@ -460,7 +459,7 @@ def audit(
 
 
 def rules_listing(registry: Mapping[str, Claim] | None = None) -> list[str]:
-    """List the rules of all settled rows: ``<id>: <verdict> if <condition>``, one a line.
+    """List every row with what decides it, one condition a line.
 
     Args:
         registry: Rows by id; the package's by default.
@@ -474,12 +473,9 @@ def rules_listing(registry: Mapping[str, Claim] | None = None) -> list[str]:
     """
     lines = []
     for claim in (load_registry() if registry is None else registry).values():
-        if claim.status != "settled":
-            continue
-        lines.append(f"{claim.id}: expected {claim.expected}")
-        if claim.rule.not_reproducible:
-            lines.append(f"{claim.id}: not reproducible here")
-        lines += [f"{claim.id}: {TIERS[tier]} if {c.text}" for tier, c in claim.rule.conditions]
+        lines.append(f"{claim.id}: " + (f"expected {claim.expected}" if claim.rule else "planned"))
+        if claim.rule:
+            lines += [f"{claim.id}: {TIERS[t]} if {c.text}" for t, c in claim.rule.conditions]
     return lines
 
 
@@ -862,7 +858,3 @@ def _box_html(record: Record) -> str:
         '<dl style="display:grid;grid-template-columns:max-content minmax(0,1fr);'
         f'column-gap:.8em;row-gap:.2em;margin:0;font-size:.9em">{cells}</dl></div>'
     )
-
-
-if __name__ == "__main__":
-    print("\n".join(rules_listing()))

@@ -1,0 +1,394 @@
+"""Tests of figures: style, text alternatives, the spectrum plot and the slider."""
+
+import base64
+import io
+import os
+import shutil
+from html.parser import HTMLParser
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import torch
+from matplotlib.colors import to_hex
+from PIL import Image
+
+from lowgrad_utils import figures
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+class Page(HTMLParser):
+    """Collects elements with their attributes and the text directly inside them."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.open = [], []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        element = {"tag": tag, "text": "", **dict(attrs)}
+        self.elements.append(element)
+        if tag not in ("img", "input"):
+            self.open.append(element)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop()["tag"] == tag
+
+    def handle_data(self, data):
+        if self.open:
+            self.open[-1]["text"] += data
+
+    def all(self, tag):
+        return [element for element in self.elements if element["tag"] == tag]
+
+
+@pytest.fixture(autouse=True)
+def leave_no_figure_open():
+    with plt.rc_context():
+        yield
+    assert plt.get_fignums() == []
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """Return the list that collects what is displayed, each as its data by type."""
+    outputs = []
+    monkeypatch.setattr(figures, "display", lambda o: outputs.append(o._repr_mimebundle_()))
+    return outputs
+
+
+@pytest.fixture
+def building(monkeypatch):
+    monkeypatch.setenv(figures.BOOK_VARIABLE, "1")
+
+
+@pytest.fixture
+def reading(monkeypatch):
+    monkeypatch.delenv(figures.BOOK_VARIABLE, raising=False)
+
+
+def draw(nu, noise=0.0):
+    """Draw a figure that differs for each pair of parameters."""
+    figure, axis = plt.subplots(figsize=(3, 2))
+    axis.plot([0, 1], [nu, noise])
+    axis.set_ylim(-1, 5)
+    return figure
+
+
+def picture(source):
+    head, data = source.split(",")
+    assert head == "data:image/webp;base64"
+    return Image.open(io.BytesIO(base64.b64decode(data)))
+
+
+# --- style and single figures ---------------------------------------------------------------------
+
+
+def luminance(colour):
+    """Return the relative luminance of WCAG 2."""
+    channels = np.array([int(colour[k : k + 2], 16) for k in (1, 3, 5)]) / 255
+    linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+    return linear @ [0.2126, 0.7152, 0.0722]
+
+
+def test_the_style_is_readable_and_changes_what_is_drawn():
+    figures.use_style()
+    figure, axis = plt.subplots()
+    colours = [to_hex(axis.plot([0, k])[0].get_color()) for k in range(len(figures.PALETTE))]
+    plt.close(figure)
+    assert colours == [colour.lower() for colour in figures.PALETTE.values()]
+    # A line on white: WCAG asks 3 : 1 of graphics; the two palest come last and are for areas.
+    contrast = [1.05 / (luminance(colour) + 0.05) for colour in colours]
+    assert min(contrast[:3]) > 3
+    assert plt.rcParams["font.size"] >= 10
+    assert figure.get_constrained_layout()
+
+
+def test_a_figure_is_shown_with_its_alternative(shown):
+    figure = draw(1.0)
+    assert figures.show(figure, alt='Line "a" < b & c.', caption="|S₁| < 1 & σ′") is None
+    assert not plt.fignum_exists(figure.number)
+    (data,) = shown
+    page = Page(data["text/html"])
+    (image,) = page.all("img")
+    assert (page.elements[0]["tag"], page.elements[0]["class"]) == ("figure", "lg-figure")
+    assert image["alt"] == data["text/plain"] == 'Line "a" < b & c.'
+    assert page.all("figcaption")[0]["text"] == "|S₁| < 1 & σ′"
+    size = picture(image["src"]).size
+    assert size == (int(image["width"]), int(image["height"])) == (330, 220)
+
+
+def test_the_image_is_the_figure(shown):
+    figure = plt.figure(figsize=(2, 1), facecolor="black")
+    figure.add_axes([0, 0, 0.5, 1]).set_facecolor("red")
+    figure.axes[0].set(xticks=[], yticks=[], frame_on=True)
+    figures.show(figure, alt="Half red.", caption="Half red.")
+    image = picture(Page(shown[0]["text/html"]).all("img")[0]["src"]).convert("RGB")
+    assert image.getpixel((50, 50)) == (255, 0, 0)
+    # Whatever the figure's own ground, a page's may be dark: images stand on white.
+    assert image.getpixel((200, 50)) == (255, 255, 255)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"alt": " "}, ValueError, "alt is empty; say in words"),
+        ({"alt": None}, TypeError, "alt is NoneType, but text is needed"),
+        ({"caption": ""}, ValueError, "caption is empty"),
+        ({"fig": "figure"}, TypeError, "a Matplotlib figure is needed, but str was given"),
+    ],
+)
+def test_a_figure_without_words_is_refused(shown, change, error, message):
+    figure = draw(1.0)
+    with pytest.raises(error, match=message):
+        figures.show(**{"fig": figure, "alt": "a", "caption": "c", **change})
+    plt.close(figure)
+    assert shown == []
+
+
+# --- the spectrum ---------------------------------------------------------------------------------
+
+
+def spectrum(values, **options):
+    figure, axis = plt.subplots()
+    figures.spectrum(axis, values, **options)
+    figure.draw_without_rendering()
+    plt.close(figure)
+    return axis
+
+
+def test_each_outlier_is_seen_beside_a_large_bulk():
+    bulk = np.linspace(0.1, 0.9, 1000)
+    axis = spectrum(torch.tensor([*bulk, 3.0, 2.0]), marks={"|S₁|": 2.9, "|S₂|": 4.0}, edge=1.0)
+    counts = [bar.get_height() for bar in axis.patches]
+    assert sum(counts) == 1002
+    bottom, top = axis.get_ylim()
+    assert (axis.get_yscale(), 0 < bottom < 1, top >= max(counts)) == ("log", True, True)
+    # A bar of one value has a visible height: at least 4 % of the axis.
+    one, low, high = np.log([1, bottom, top])
+    assert (one - low) / (high - low) > 0.04
+    ticks = next(line for line in axis.lines if line.get_marker() == "|")
+    assert sorted(ticks.get_xdata()) == pytest.approx([2.0, 3.0])
+    lines = {line.get_label(): line for line in axis.lines if line is not ticks}
+    positions = {label: line.get_xdata()[0] for label, line in lines.items()}
+    assert positions == {"|S₁| = 2.9": 2.9, "|S₂| = 4": 4.0, "edge = 1": 1.0}
+    assert axis.get_xlim()[0] == 0
+    assert axis.get_xlim()[1] > 4
+    # Lines differ in style too, not in colour alone.
+    assert len({line._unscaled_dash_pattern[1] for line in lines.values()}) == 3
+    assert [t.get_text() for t in axis.get_legend().get_texts()] == list(lines)
+
+
+def test_a_spectrum_without_an_edge_shows_its_largest_values():
+    axis = spectrum(list(range(1, 11)))
+    assert sorted(axis.lines[0].get_xdata()) == [5, 6, 7, 8, 9, 10]
+    assert axis.get_legend() is None
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "message"),
+    [
+        ([], {}, "singular_values must be finite numbers of at least 0"),
+        ([1.0, np.nan], {}, "singular_values must be"),
+        ([1.0, -1.0], {}, "singular_values must be"),
+        ([1.0], {"edge": np.inf}, "mark 'edge' is at inf"),
+        ([1.0], {"marks": {"S": -1}}, "mark 'S' is at -1, but a finite number >= 0"),
+    ],
+)
+def test_a_spectrum_that_is_none_is_refused(values, options, message):
+    figure, axis = plt.subplots()
+    plt.close(figure)
+    with pytest.raises(ValueError, match=message):
+        figures.spectrum(axis, values, **options)
+
+
+# --- the slider in a book -------------------------------------------------------------------------
+
+
+def test_a_slider_in_a_book_holds_every_frame(shown, building):
+    result = figures.slider(draw, alt="A line to {nu}.", caption="c", nu=np.array([0.1, 0.25, 1.0]))
+    assert result is None
+    page = Page(shown[0]["text/html"])
+    frames = page.all("img")
+    assert page.elements[0]["class"] == "lg-slider"
+    assert [frame["alt"] for frame in frames] == [
+        "A line to 0.1.",
+        "A line to 0.25.",
+        "A line to 1.0.",
+    ]
+    assert ["hidden" in frame for frame in frames] == [False, True, True]
+    assert {frame["class"] for frame in frames} == {"lg-frame"}
+    assert len({frame["src"] for frame in frames}) == 3
+    (control,) = page.all("input")
+    assert (control["type"], control["min"], control["max"]) == ("range", "0", "2")
+    assert (control["aria-label"], control["aria-valuetext"]) == ("nu", "nu = 0.1")
+    assert page.all("output")[0]["text"] == "nu = 0.1"
+    assert shown[0]["text/plain"] == "A line to 0.1. (3 frames over nu)"
+
+
+def test_two_parameters_and_a_function_for_the_text(shown, building):
+    figures.slider(
+        draw,
+        alt=lambda nu, noise: f"Line from {nu} to {noise:g}.",
+        caption="c",
+        nu=[0.1, 0.2],
+        noise=[1, 2, 3],
+    )
+    page = Page(shown[0]["text/html"])
+    alts = [frame["alt"] for frame in page.all("img")]
+    assert alts[:4] == [
+        f"Line from {a} to {b}." for a, b in ((0.1, 1), (0.1, 2), (0.1, 3), (0.2, 1))
+    ]
+    assert [control["aria-label"] for control in page.all("input")] == ["nu", "noise"]
+
+
+def test_frames_are_small_and_pages_ask_no_other_host(shown, building):
+    def spectrum_at(nu):
+        figures.use_style()
+        rng = np.random.default_rng(0)
+        figure, axis = plt.subplots()
+        figures.spectrum(axis, rng.uniform(0, 1, 500), marks={"|S₁|": 1 + nu}, edge=1.0)
+        return figure
+
+    figures.slider(spectrum_at, alt="{nu}", caption="c", nu=[0.5, 1.0])
+    page = Page(shown[0]["text/html"])
+    for frame in page.all("img"):
+        assert len(frame["src"]) < 15_000
+        assert picture(frame["src"]).width > 600
+    assert "http" not in shown[0]["text/html"]
+
+
+@pytest.mark.parametrize("live", [False, True])
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"nu": []}, ValueError, "nu has no values, but a list of at least one is needed"),
+        ({"x": [1], "y": [2]}, ValueError, "slider got 3 parameters, but one or two"),
+        ({"mu": [1]}, TypeError, "draw cannot be called with nu, mu by name: .*'mu'"),
+        ({"alt": "At {mu}."}, ValueError, "alt names 'mu', but the parameters are nu"),
+        ({"alt": ""}, ValueError, "alt is empty"),
+        ({"alt": lambda nu: ""}, ValueError, "alt is empty"),
+        ({"caption": " "}, ValueError, "caption is empty"),
+        ({"draw": lambda nu: None}, TypeError, "draw returned NoneType for {'nu': 1}, but a M"),
+    ],
+)
+def test_a_slider_that_cannot_work_is_refused(monkeypatch, shown, live, change, error, message):
+    monkeypatch.setenv(figures.BOOK_VARIABLE, "" if live else "1")
+    arguments = {"draw": draw, "alt": "At {nu}.", "caption": "c", "nu": [1, 2], **change}
+    with pytest.raises(error, match=message):
+        figures.slider(arguments.pop("draw"), **arguments)
+    assert shown == []
+
+
+# --- the slider in a live kernel ------------------------------------------------------------------
+
+
+def test_a_live_slider_draws_on_demand(shown, reading):
+    drawn = []
+
+    def record(nu, noise):
+        drawn.append((nu, noise))
+        return draw(nu, noise)
+
+    box = figures.slider(record, alt="{nu}, {noise}", caption="<c>", nu=[1, 2], noise=[3, 4])
+    first, second, image, _ = box.children
+    assert (first.description, second.description) == ("nu", "noise")
+    assert [label for label, _ in second.options] == ["3", "4"]
+    assert drawn == [(1, 3)]
+    before = Page(image.value)
+    second.value = 1
+    first.value = 1
+    assert drawn == [(1, 3), (1, 4), (2, 4)]
+    after = Page(image.value)
+    assert (before.all("img")[0]["alt"], after.all("img")[0]["alt"]) == ("1, 3", "2, 4")
+    assert before.all("img")[0]["src"] != after.all("img")[0]["src"]
+    assert after.all("figcaption")[0]["text"] == "<c>"
+    assert shown == []
+
+
+# --- in a browser ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def browser():
+    path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if path is None:
+        message = f"no browser: none of {', '.join(BROWSERS)} is installed"
+        # Where tests are meant to be complete, a missing browser is a failure.
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(message)
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with sync_api.sync_playwright() as playwright:
+        # Chromium refuses its sandbox to root, which containers run as.
+        chromium = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def page(browser, shown, building):
+    """Open a narrow page with two sliders, of one and of two parameters."""
+    figures.slider(draw, alt="One {nu}.", caption="first", nu=[0.25, 1, 2])
+    figures.slider(draw, alt="Two {nu} {noise}.", caption="second", nu=[0, 4], noise=[1, 2])
+    page = browser.new_page(viewport={"width": 400, "height": 900})
+    page.problems = []
+    page.on("pageerror", lambda error: page.problems.append(str(error)))
+    page.on("console", lambda message: page.problems.append(message.text))
+    # The theme colours captions for the page's ground, not for an output's.
+    style = "<style>figcaption { color: #eee } .output { color: rgb(1, 2, 3) }</style>"
+    outputs = "".join(f'<div class="output">{data["text/html"]}</div>' for data in shown)
+    page.set_content(f"<!doctype html><title>t</title>{style}{outputs}")
+    yield page
+    assert page.problems == []
+    page.close()
+
+
+def visible(page, index):
+    """Return the text alternatives of the images that one slider shows."""
+    frames = page.locator("figure.lg-slider").nth(index).locator("img.lg-frame")
+    return [frame.get_attribute("alt") for frame in frames.all() if frame.is_visible()]
+
+
+def test_arrow_keys_move_one_slider_and_no_other(page):
+    assert (visible(page, 0), visible(page, 1)) == (["One 0.25."], ["Two 0 1."])
+    control = page.get_by_label("nu").first
+    control.focus()
+    page.keyboard.press("ArrowRight")
+    assert (visible(page, 0), visible(page, 1)) == (["One 1."], ["Two 0 1."])
+    assert control.get_attribute("aria-valuetext") == "nu = 1"
+    assert page.locator("output").first.inner_text() == "nu = 1"
+    page.keyboard.press("End")
+    assert visible(page, 0) == ["One 2."]
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")
+    assert visible(page, 0) == ["One 0.25."]
+    assert page.locator("output").first.inner_text() == "nu = 0.25"
+
+
+def test_two_controls_choose_one_frame(page):
+    page.get_by_label("noise").focus()
+    page.keyboard.press("ArrowRight")
+    assert visible(page, 1) == ["Two 0 2."]
+    page.get_by_label("nu").last.focus()
+    page.keyboard.press("ArrowRight")
+    assert visible(page, 1) == ["Two 4 2."]
+    assert visible(page, 0) == ["One 0.25."]
+
+
+def test_the_page_stays_narrow_readable_and_clean(page):
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+    colour = page.locator("figcaption").first.evaluate("e => getComputedStyle(e).color")
+    assert colour == "rgb(1, 2, 3)"
+    assert page.locator("img:visible").first.evaluate("e => e.naturalWidth") == 330
+    names = page.evaluate("Object.keys(window)")
+    page.goto("about:blank")
+    assert names == page.evaluate("Object.keys(window)")
+
+
+def test_without_scripts_the_first_frame_is_there(browser, shown, building):
+    figures.slider(draw, alt="One {nu}.", caption="first", nu=[0.25, 1])
+    page = browser.new_context(java_script_enabled=False).new_page()
+    page.set_content(shown[0]["text/html"])
+    assert visible(page, 0) == ["One 0.25."]
+    page.close()
