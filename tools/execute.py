@@ -167,6 +167,8 @@ def execute_one(root: Path, document: str, target: Path, cell_timeout: int) -> R
         timeout=cell_timeout,
         record_timing=False,
         kernel_name=notebook.metadata.get("kernelspec", {}).get("name", "python3"),
+        # Kernels are reached through this machine's loopback only, yet warn about it.
+        extra_arguments=["--IPKernelApp.log_level=ERROR"],
         resources={"metadata": {"path": str(source.parent)}},
         on_cell_execute=progress.begin,
         on_cell_executed=progress.end,
@@ -186,7 +188,7 @@ class _Progress:
     """Remembers which cell runs and how long each one took."""
 
     def __init__(self):
-        self.index = 0
+        self.index: int | None = None
         self.seconds: dict[int, float] = {}
         self._began = 0.0
 
@@ -204,7 +206,11 @@ class _Progress:
         return index + 1, self.seconds[index]
 
 
-def _describe_failure(document: str, notebook: dict, index: int, error: Exception) -> str:
+def _describe_failure(
+    document: str, notebook: nbformat.NotebookNode, index: int | None, error: Exception
+) -> str:
+    if index is None:
+        return f"{document}.ipynb, before its first cell: {type(error).__name__}: {error}"
     cell = notebook.cells[index]
     trace = [
         "\n".join(output["traceback"]) or f"{output['ename']}: {output['evalue']}"

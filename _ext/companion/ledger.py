@@ -7,9 +7,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import nbformat
 from docutils import nodes
+from jupyter_cache import get_cache
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
+from sphinx.errors import ConfigError
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
@@ -45,16 +48,22 @@ def ledger_pages(env: BuildEnvironment) -> set[str]:
     return env.companion_ledger_pages
 
 
-def records_in(notebook: Path) -> list[dict[str, Any]]:
-    """Return the records that the outputs of one executed notebook carry.
+def records_in(notebook: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the records that the outputs of an executed notebook carry.
 
     Args:
-        notebook: An executed `.ipynb` file.
+        notebook: The notebook as nested dictionaries.
     """
-    cells = json.loads(notebook.read_text(encoding="utf8"))["cells"]
-    outputs = (output for cell in cells for output in cell.get("outputs", []))
+    outputs = (output for cell in notebook["cells"] for output in cell.get("outputs", []))
     found = (output.get("metadata", {}).get(METADATA_KEY) for output in outputs)
-    return [{**record, "measured_in": notebook.stem} for record in found if record]
+    return [dict(record) for record in found if record]
+
+
+def _executed(app: Sphinx, source: Path) -> dict[str, Any]:
+    # The cache is where the page's outputs come from too; what Sphinx writes to
+    # jupyter_execute is the notebook without them whenever they came from the cache.
+    cache = get_cache(app.env.mystnb_config.execution_cache_path)
+    return cache.merge_match_into_notebook(nbformat.read(source, as_version=4))[1]
 
 
 def collect(app: Sphinx, env: BuildEnvironment) -> Iterable[str]:
@@ -63,11 +72,14 @@ def collect(app: Sphinx, env: BuildEnvironment) -> Iterable[str]:
     Returns:
         The pages whose table has to be written again.
     """
-    executed = Path(app.outdir).parent / "jupyter_execute"
-    notebooks = {doc: executed / f"{doc}.ipynb" for doc in sorted(env.found_docs)}
-    notebooks = {doc: path for doc, path in notebooks.items() if path.is_file()}
+    sources = {doc: Path(env.doc2path(doc)) for doc in sorted(env.found_docs)}
+    notebooks = {doc: path for doc, path in sources.items() if path.suffix == ".ipynb"}
     env.companion_documents = {path.stem: doc for doc, path in notebooks.items()}
-    records = [record for path in notebooks.values() for record in records_in(path)]
+    records = [
+        {**record, "measured_in": path.stem}
+        for path in notebooks.values()
+        for record in records_in(_executed(app, path))
+    ]
     registry = _registry(app)
     # Every problem is a warning of its own, and the book is built with warnings as errors: so
     # all of them are seen at once, together with the pages that show where they come from.
@@ -81,7 +93,10 @@ def collect(app: Sphinx, env: BuildEnvironment) -> Iterable[str]:
 
 def _registry(app: Sphinx) -> dict[str, claims.Claim]:
     path = app.config.companion_registry
-    return claims.load_registry(Path(app.srcdir) / path if path else None)
+    try:
+        return claims.load_registry(Path(app.srcdir) / path if path else None)
+    except claims.RegistryError as error:
+        raise ConfigError(f"ledger: {error}") from error
 
 
 def fill_tables(app: Sphinx, doctree: nodes.document, docname: str) -> None:

@@ -13,9 +13,28 @@ REGISTRY = """
 id = "new.sum"
 source = "A small book, Equation 1"
 statement = "The sum is two"
-kind = "identity"
+hypotheses = "None"
+kind = "empirical"
 chapter = "first"
-status = "planned"
+status = "settled"
+expected = "holds"
+reason = "1e-12 is rounding"
+controls = []
+[claim.rule]
+measure = "the error of the sum"
+predicted = "two"
+holds = ["max error <= 1e-12"]
+"""
+# Displays what `settle` would, without asking the real registry.
+SETTLE = """
+from IPython.display import HTML, display
+record = dict(
+    id="new.sum", source="A small book", statement="The sum is two", kind="empirical",
+    chapter="first", predicted="two", measured="0.0", verdict="holds", expected="holds",
+    statistics={"max error": 0.0},
+)
+box = HTML('<div class="lg-claim" id="claim-new.sum">The sum is two: holds</div>')
+display(box, metadata={"lowgrad_claim": record})
 """
 
 
