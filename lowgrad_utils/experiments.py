@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lowgrad_utils import checks
+from lowgrad_utils.datasets import ImageData
 from lowgrad_utils.gradients import Decomposition, RankOne, decompose
 from lowgrad_utils.networks import LOSSES, TwoLayerNetwork, normalise_rows
 from lowgrad_utils.random_matrices import spiked_singular_value
@@ -21,6 +22,7 @@ from lowgrad_utils.spiked_data import (
     binary_labels,
     sample_spiked_data,
     sample_targets,
+    split_spike,
 )
 
 #: n/d and m/d of the paper's figures: n, d, m = 750, 1000, 1250.
@@ -160,7 +162,8 @@ def measure(case: Scenario) -> dict[str, float]:
 
     Returns:
         Plain numbers: operator norms ``S1``, ``S12``, ``S2``, ``E``, ``rank_one`` (of S1 + S12)
-        and ``rest`` (of S2 + E); ``low_1``, ``low_2`` (singular values of S1 + S12 + S2);
+        and ``rest`` (of S2 + E); ``E_2``, the second singular value of E, since E can have an
+        outlier of its own; ``low_1``, ``low_2`` (singular values of S1 + S12 + S2);
         ``s1``, ``s2``, ``s3`` (of G); ``u1_q``, ``u1_residue`` (alignment of G's top left
         singular vector with q and X_B^T r); ``z_alignment`` (|z^T r| / (sqrt(n) |r|));
         ``W_norm`` and ``r_norm``.
@@ -170,11 +173,13 @@ def measure(case: Scenario) -> dict[str, float]:
     rank_one = RankOne(parts.S1.u + parts.S12.u, parts.S1.v)
     rest = torch.addr(parts.E, parts.S2.u, parts.S2.v)
     low = low_rank_singular_values(parts)
+    error = leading_singular_triplets(parts.E, 2).s
     values = {
         "S1": parts.S1.norm,
         "S12": parts.S12.norm,
         "S2": parts.S2.norm,
-        "E": operator_norm(parts.E),
+        "E": float(error[0]),
+        "E_2": float(error[1]),
         "rank_one": rank_one.norm,
         "rest": operator_norm(rest),
         "low_1": low[0],
@@ -210,16 +215,24 @@ def low_rank_singular_values(parts: Decomposition) -> Tensor:
     return torch.linalg.svdvals(torch.linalg.qr(U).R @ torch.linalg.qr(V).R.T)[:2]
 
 
-def theorem_3_1_cell(
-    d: int, nu: float, alpha: float, activation: str, residue: str, weights: str, seed: int
+def gradient_cell(
+    d: int,
+    nu: float,
+    alpha: float,
+    activation: str,
+    loss: str,
+    residue: str,
+    weights: str,
+    seed: int,
 ) -> dict[str, float]:
-    """Measure one cell of the grid behind the rates of Theorem 3.1 (NTK scaling).
+    """Measure one cell of the grids behind Theorem 3.1 and Figure 1 (NTK scaling).
 
     Args:
         d: Number of features; n = 0.75 d and m = 1.25 d.
         nu: Spike exponent.
         alpha: Decay exponent of the bulk.
         activation: A key of ``ACTIVATIONS``.
+        loss: A key of ``LOSSES``.
         residue: A key of ``RESIDUES``, or ``"beta=..."``.
         weights: ``"uniform"``, ``"shifted"`` or ``"spike"``.
         seed: Seed.
@@ -233,11 +246,57 @@ def theorem_3_1_cell(
             nu=nu,
             alpha=alpha,
             activation=activation,
+            loss=loss,
             residue=residue,
             weights=weights,
             seed=seed,
         )
     )
+
+
+def noisy_image_scenario(
+    images: ImageData,
+    *,
+    n: int = 600,
+    m: int = 1000,
+    units: str = "0-1",
+    centred_targets: bool = False,
+    noise: float = 0.0,
+    activation: str = "relu",
+    seed: int = 0,
+) -> Scenario:
+    """Draw the experiment of Figure 8 (c, d): images as data, their classes as real targets.
+
+    The spike direction q is the top right singular vector of the clean, uncentred images, with or
+    without noise, so that one direction is followed throughout. NTK scaling and squared loss.
+
+    Args:
+        images: The data set.
+        n: Number of images drawn.
+        m: Number of neurons.
+        units: ``"0-1"`` or ``"0-255"``, the range of a pixel.
+        centred_targets: Subtract the mean from the targets 0 ... 9.
+        noise: Variance of the Gaussian noise added to each pixel, at least 0.
+        activation: A key of ``ACTIVATIONS``.
+        seed: Seed; images, noise and network draw from separate streams of it.
+
+    Raises:
+        ValueError: If a name is unknown or a number out of range.
+
+    Source: Low Rank Gradients, Figure 8 (c, d); n, m, units and targets are not in its text.
+    """
+    X, classes = images.matrix(n=n, units=units, seed=seed)
+    y = classes.double()
+    if centred_targets:
+        y = y - y.mean()
+    q = split_spike(X).q
+    stream = checks.random_stream(seed, "input noise")
+    scale = checks.nonnegative("noise", noise) ** 0.5
+    X = X + scale * torch.randn(X.shape, generator=stream, dtype=X.dtype)
+    data = split_spike(X, q)
+    network = TwoLayerNetwork.random(X.shape[1], m, activation=activation, seed=seed)
+    residue = LOSSES["mse"].residue(network(X), y)
+    return Scenario(data, network, residue, decompose(data, network, residue))
 
 
 def spike_overlap(d: int, nu: float, *, seed: int = 0) -> tuple[float, float]:

@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from lowgrad_utils import checks, sweeps
-from lowgrad_utils.experiments import theorem_3_1_cell
+from lowgrad_utils.experiments import gradient_cell
 
 Cell = dict[str, Any]
 
@@ -43,35 +43,48 @@ class Grid:
         return list(self.cells[0])
 
 
-def _theorem_3_1() -> tuple[Cell, ...]:
-    nus = (0.0, 0.125, 0.25, 0.375, 0.45)
-    activations = ("softplus", "tanh", "relu")
-    series = [
-        *product(nus, [0.0], activations, ("network", "offset", "independent"), ["uniform"]),
-        *product((0.125, 0.375), [0.5], activations, ["network"], ["uniform"]),
-        # Two hypotheses broken on purpose: Assumption 5, and |W| = O(1).
-        (0.125, 0.0, "softplus", "one-example", "uniform"),
-        (0.125, 0.0, "softplus", "offset", "spike"),
-        *product([0.2], (0.0, 0.5), ["softplus"], _residues_by_beta(), ["uniform"]),
-    ]
-    names = ("nu", "alpha", "activation", "residue", "weights")
+_NAMES = ("nu", "alpha", "activation", "loss", "residue", "weights")
+
+
+def _cells(sizes, series, seeds) -> tuple[Cell, ...]:
     return tuple(
-        {"d": d, **dict(zip(names, row)), "seed": seed}
-        for seed, d, row in product(SEEDS, SIZES, series)
+        {"d": d, **dict(zip(_NAMES, row)), "seed": seed}
+        for seed, d, row in product(seeds, sizes, series)
     )
 
 
-def _residues_by_beta() -> list[str]:
-    return [f"beta={beta}" for beta in (0.0, 0.2, 0.6, 1.0, 1.4)]
+def _theorem_3_1() -> tuple[Cell, ...]:
+    nus, alphas = (0.0, 0.125, 0.25, 0.375, 0.45), (0.0, 0.5)
+    activations, residues = ("softplus", "tanh", "relu"), ("network", "offset", "independent")
+    by_beta = [f"beta={beta}" for beta in (0.0, 0.2, 0.6, 1.0, 1.4)]
+    series = [
+        *product(nus, [0.0], activations, ["mse"], residues, ["uniform"]),
+        *product((0.125, 0.375), [0.5], activations, ["mse"], ["network"], ["uniform"]),
+        *product([0.2], alphas, ["softplus"], ["mse"], by_beta, ["uniform"]),
+        # Two hypotheses broken on purpose: Assumption 5, and |W| = O(1).
+        (0.125, 0.0, "softplus", "mse", "one-example", "uniform"),
+        (0.125, 0.0, "softplus", "mse", "offset", "spike"),
+    ]
+    return _cells(SIZES, series, SEEDS)
+
+
+def _figure_1() -> tuple[Cell, ...]:
+    activations = ("softplus", "elu", "silu", "sigmoid", "tanh")
+    losses, weights = ("mse", "huber", "logistic"), ("uniform", "shifted")
+    series = product((0.125, 0.375), [0.0], activations, losses, ["network"], weights)
+    return _cells([1000], list(series), range(10))
 
 
 #: The grids by name.
 GRIDS: dict[str, Grid] = {
     "theorem-3-1": Grid(
-        theorem_3_1_cell,
+        gradient_cell,
         _theorem_3_1(),
         "Norms, singular values and alignments of the gradient's pieces behind Theorem 3.1",
-    )
+    ),
+    "figure-1": Grid(
+        gradient_cell, _figure_1(), "The same at the paper's sizes over the panels of Figure 1"
+    ),
 }
 
 
