@@ -76,6 +76,7 @@ class StatementTransform(SphinxTransform):
         classes = ["lg-statement", f"lg-{statement.kind}"]
         box = nodes.container("", *quote.children, classes=classes, ids=[statement.anchor])
         box.source, box.line = quote.source, quote.line
+        self._give_way(statement.anchor)
         self.document.ids[statement.anchor] = box
         self._make_linkable(statement, box.line or 0)
         if statement.kind not in UNINDEXED:
@@ -83,6 +84,21 @@ class StatementTransform(SphinxTransform):
             entries = [("single", name, statement.anchor, "", None) for name in names]
             box.insert(0, addnodes.index(entries=entries, inline=False))
         return box
+
+    def _give_way(self, anchor: str) -> None:
+        # A chapter titled like its statement got the same identifier first. Links to the heading
+        # are looked up by its text, so the heading can take another one.
+        section = self.document.ids.get(anchor)
+        if section is None:
+            return
+        other = f"section-{anchor}"
+        section["ids"] = [other if name == anchor else name for name in section["ids"]]
+        self.document.ids[other] = section
+        names = self.document.nameids
+        names.update({name: other for name, known in names.items() if known == anchor})
+        slugs = getattr(self.document, "myst_slugs", {})
+        for slug, (line, known, text) in slugs.items():
+            slugs[slug] = (line, other if known == anchor else known, text)
 
     def _make_linkable(self, statement: Statement, line: int) -> None:
         # MyST looks for the anchor of a link in these two tables and in no other place.

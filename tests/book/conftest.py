@@ -1,0 +1,66 @@
+"""The built book, a server for it and a browser, once for all tests."""
+
+import functools
+import http.server
+import os
+import shutil
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "_ext"), str(Path(__file__).parent)]
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+# Without a display, without calls home: a test must see only what the page itself asks for.
+BROWSER_FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+@pytest.fixture(scope="session")
+def html():
+    """The folder of the built pages; the same build as `make book`, reused when up to date."""
+    from build_book import build
+
+    return build(ROOT)
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *args):
+        """Say nothing: one line a request would bury the tests' own output."""
+
+
+@pytest.fixture(scope="session")
+def site(html):
+    """The address at which the built book is served."""
+    handler = functools.partial(_Quiet, directory=str(html))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """A real browser; without one the tests are skipped here and fail in continuous integration."""
+    program = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if program is None:
+        reason = "no browser found: install chromium (on Debian: apt-get install chromium)"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=BROWSER_FLAGS)
+        yield browser
+        browser.close()

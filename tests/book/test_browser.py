@@ -1,0 +1,149 @@
+"""A real browser opens every page, over http, on a wide and on a narrow screen."""
+
+from urllib.parse import urlparse
+
+import pytest
+from book_sources import toc_documents
+from small_books import ROOT
+
+PAGES = [*toc_documents(ROOT), "genindex", "search"]
+WIDTHS = (1300, 400)
+FORMULAS_READY = """async () => {
+  if (window.MathJax && MathJax.startup) await MathJax.startup.promise;
+  await Promise.all([...document.images].map((image) => image.decode().catch(() => null)));
+}"""
+# Left ends of formulas that lie to the left of what can be scrolled to.
+CUT_FORMULAS = """() => [...document.querySelectorAll("div.math")].filter((box) => {
+  box.scrollLeft = 0;
+  const parts = [...box.querySelectorAll("mjx-math, mjx-mtext")];
+  const left = Math.min(...parts.map((part) => part.getBoundingClientRect().left));
+  return left < box.getBoundingClientRect().left - 1;
+}).map((box) => box.textContent)"""
+WIDER_THAN_PAGE = "() => document.documentElement.scrollWidth - window.innerWidth"
+BROKEN_PICTURES = """() => [...document.images]
+  .filter((image) => !image.hidden && !image.naturalWidth).map((image) => image.alt)"""
+RAW_FORMULAS = """() => [...document.querySelectorAll(".math")]
+  .filter((formula) => !formula.querySelector("mjx-container")).map((f) => f.textContent)"""
+
+
+@pytest.fixture
+def open_page(browser, site):
+    """A function that opens a page at a width and collects what went wrong meanwhile."""
+    contexts = []
+
+    def open_it(address, width=1300):
+        context = browser.new_context(viewport={"width": width, "height": 900})
+        contexts.append(context)
+        page = context.new_page()
+        page.troubles = []
+        host = urlparse(site).netloc
+
+        def note(request):
+            if urlparse(request.url).netloc not in (host, ""):
+                page.troubles.append(f"request to another host: {request.url}")
+
+        def check(response):
+            if response.status >= 400:
+                page.troubles.append(f"status {response.status}: {response.url}")
+
+        page.on("request", note)
+        page.on("response", check)
+        page.on("requestfailed", lambda r: page.troubles.append(f"failed request: {r.url}"))
+        page.on("pageerror", lambda error: page.troubles.append(f"script error: {error}"))
+        page.on(
+            "console",
+            lambda m: m.type == "error" and page.troubles.append(f"console error: {m.text}"),
+        )
+        page.goto(f"{site}/{address}", wait_until="networkidle")
+        page.evaluate(FORMULAS_READY)
+        return page
+
+    yield open_it
+    for context in contexts:
+        context.close()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("document", PAGES)
+def test_page_is_whole(document, width, open_page):
+    page = open_page(f"{document}.html", width)
+    assert page.troubles == []
+    assert page.locator("mjx-merror").count() == 0
+    assert page.evaluate(RAW_FORMULAS) == []
+    assert page.evaluate(BROKEN_PICTURES) == []
+    assert page.evaluate(WIDER_THAN_PAGE) <= 0
+    assert page.evaluate(CUT_FORMULAS) == []
+
+
+def test_some_pages_have_formulas_and_figures(open_page):
+    pages = [open_page(f"{document}.html") for document in PAGES]
+    assert sum(page.locator("mjx-container").count() > 0 for page in pages) >= 2
+    assert sum(page.locator("figure img").count() > 0 for page in pages) >= 2
+
+
+def _visible_frame(figure):
+    frames = figure.locator("img.lg-frame")
+    shown = [frames.nth(i) for i in range(frames.count()) if frames.nth(i).is_visible()]
+    assert len(shown) == 1
+    return shown[0].get_attribute("alt"), shown[0].get_attribute("src")
+
+
+def test_sliders_follow_the_keyboard(open_page):
+    with_slider = 0
+    for document in PAGES:
+        page = open_page(f"{document}.html", 400)
+        figures = page.locator("figure.lg-slider")
+        with_slider += figures.count() > 0
+        for figure in figures.all():
+            ranges = figure.locator("input[type=range]").all()
+            assert ranges
+            for knob in ranges:
+                assert knob.get_attribute("aria-label") or knob.evaluate("k => k.labels.length")
+                knob.focus()
+                page.keyboard.press("Home")
+                first = _visible_frame(figure)
+                page.keyboard.press("ArrowRight")
+                assert _visible_frame(figure) != first
+                page.keyboard.press("ArrowLeft")
+                assert _visible_frame(figure) == first
+    assert with_slider >= 2
+
+
+@pytest.mark.parametrize("words", ["Theorem 3.1", "theorem 3.1"])
+def test_search_finds_the_theorem(words, open_page):
+    page = open_page("index.html")
+    address = page.url.rsplit("/", 1)[0]
+    page.goto(f"{address}/search.html?q={words.replace(' ', '+')}")
+    link = page.locator("#search-results a[href*='#theorem-3-1']").first
+    link.wait_for()
+    link.click()
+    page.wait_for_url("**#theorem-3-1")
+    box = page.locator("[id='theorem-3-1']")
+    assert box.is_visible()
+    assert "Theorem 3.1" in box.inner_text()
+    assert page.troubles == []
+
+
+def test_ledger_is_filtered_and_sorted(open_page):
+    page = open_page("what-holds.html")
+    rows = page.locator(".lg-table tbody tr")
+    total = rows.count()
+    assert total > 0
+    page.locator("[data-lg-find]").fill("no such words anywhere")
+    assert page.locator(".lg-table tbody tr:visible").count() == 0
+    page.locator("[data-lg-find]").fill("")
+    assert page.locator(".lg-table tbody tr:visible").count() == total
+    names = ".lg-table:first-of-type tbody tr td:first-child"
+    heading = page.locator(".lg-table:first-of-type th button").first
+    heading.click()
+    ascending = page.locator(names).all_inner_texts()
+    heading.click()
+    assert page.locator(names).all_inner_texts() == ascending[::-1]
+
+
+def test_dark_mode_reads(open_page, browser, site):
+    context = browser.new_context(color_scheme="dark")
+    page = context.new_page()
+    page.goto(f"{site}/index.html")
+    assert page.evaluate("() => document.documentElement.dataset.theme") == "dark"
+    context.close()
