@@ -46,8 +46,11 @@ _LINE_STYLES = ("-", "--", "-.", (0, (1, 1)), (0, (5, 1, 1, 1, 1, 1)))
 _IMAGE_STYLE = (
     "max-width:100%;height:auto;background:#fff;border-radius:4px;padding:4px;box-sizing:border-box"
 )
-# The theme's caption colour suits the page but not an output's ground in dark mode.
-_CAPTION_STYLE = "color:inherit;text-align:left;font-size:.9em;line-height:1.4;margin:.3em 0"
+# The theme's caption colour suits the page but not an output's ground in dark mode, and its thin
+# type is hard to read on either.
+_CAPTION_STYLE = (
+    "color:inherit;font-weight:400;text-align:left;font-size:.9em;line-height:1.4;margin:.3em 0"
+)
 
 
 def use_style() -> None:

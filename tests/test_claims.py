@@ -148,8 +148,14 @@ def undecisive(rule):
 
 
 def numbers_in(text):
+    """Return the numbers that a text names, fractions included, without their signs."""
     words = re.findall(r"\d*\.?\d+(?:[eE][-+]?\d+)?", text)
-    return {float(word) for word in words}
+    fractions = re.findall(r"(\d+)/(\d+)", text)
+    return {float(word) for word in words} | {int(a) / int(b) for a, b in fractions if int(b)}
+
+
+def test_numbers_are_found_in_prose():
+    assert numbers_in("1e-12 or -.05, at nu = 1/4.") == {1e-12, 0.05, 0.25, 1, 4}
 
 
 def unexplained(claim):
