@@ -157,7 +157,7 @@ def _table(title: str, rows: list[dict[str, Any]], link: Any) -> str:
 def _row(row: dict[str, Any], address: str) -> str:
     name = html.escape(row["id"])
     name = f'<a href="{html.escape(address)}">{name}</a>' if address else name
-    control = '<span class="lg-control">control</span> ' if ".control" in row["id"] else ""
+    control = '<span class="lg-is-control">control</span> ' if ".control" in row["id"] else ""
     statement = (
         f"{control}<strong>{name}</strong><br>{html.escape(row['statement'])}"
         f"<br><small>{html.escape(row['source'])}</small>"

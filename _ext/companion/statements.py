@@ -54,8 +54,8 @@ class Statement:
 class StatementTransform(SphinxTransform):
     """Turn blockquotes that open with a bold name into styled, linkable statements."""
 
-    # Before the links inside a page are resolved (879), which is when anchors must be known.
-    default_priority = 860
+    # Before the domains gather index entries (850) and links inside a page are resolved (879).
+    default_priority = 840
 
     def apply(self, **kwargs: object) -> None:
         """Visit every blockquote of the page."""

@@ -1,0 +1,165 @@
+"""What must go wrong does go wrong, and says so: small books that are broken on purpose."""
+
+import json
+import time
+
+import build_book
+import execute
+import pytest
+from book_sources import BookError, digest, notebook_key, toc_documents
+from small_books import REGISTRY, ROOT, SETTLE, notebook, write_book
+
+GOOD = notebook("# First", SETTLE)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """An empty folder with a space in its path."""
+    return tmp_path / "a small book"
+
+
+def test_small_book_builds(folder):
+    html = build_book.build(write_book(folder, REGISTRY, first=GOOD))
+    records = json.loads((html / "claims.json").read_text())
+    assert [record["id"] for record in records] == ["new.sum"]
+    assert 'href="chapters/first.html#claim-new.sum"' in (html / "what-holds.html").read_text()
+
+
+def test_all_failing_notebooks_are_reported_together(folder, capsys):
+    bad = notebook("# Second", "x = 0", "y = 1\n1 / x")
+    worse = notebook("# Third", "raise ValueError('no such spike')")
+    root = write_book(folder, REGISTRY, second=bad, third=worse, first=GOOD)
+    with pytest.raises(BookError) as failure:
+        build_book.build(root)
+    text = str(failure.value)
+    assert "chapters/second.ipynb, cell 3 of 3" in text
+    assert "    1 / x" in text
+    assert "ZeroDivisionError" in text
+    assert "chapters/third.ipynb, cell 2 of 2" in text
+    assert "ValueError: no such spike" in text
+    assert "\x1b" not in text
+    assert "2 of 3 notebooks failed" in text
+    # What is finished is kept: the second run repeats only the two that failed.
+    capsys.readouterr()
+    with pytest.raises(BookError):
+        build_book.build(root)
+    assert "1 of 3 are up to date, 2 to execute" in capsys.readouterr().out
+
+
+def test_dead_kernel_is_reported(folder):
+    killed = notebook("# First", "import os, signal", "os.kill(os.getpid(), signal.SIGKILL)")
+    root = write_book(folder, REGISTRY, first=killed)
+    start = time.monotonic()
+    with pytest.raises(BookError, match=r"cell 3 of 3(.|\n)*kernel died"):
+        build_book.build(root)
+    assert time.monotonic() - start < 60
+
+
+def test_cell_that_never_ends_is_reported(folder):
+    root = write_book(folder, REGISTRY, first=notebook("# First", "import time; time.sleep(60)"))
+    with pytest.raises(BookError, match=r"cell 2 of 2(.|\n)*out of time"):
+        build_book.build(root, cell_timeout=2)
+
+
+def test_missing_kernel_is_reported(folder):
+    other = notebook("# First", "1 + 1")
+    other.metadata.kernelspec.name = "no-such-kernel"
+    root = write_book(folder, REGISTRY, first=other)
+    with pytest.raises(BookError, match="before its first cell"):
+        build_book.build(root)
+
+
+@pytest.mark.parametrize(
+    ("registry", "cells", "problem"),
+    [
+        (REGISTRY, [SETTLE.replace("new.sum", "new.typo"), SETTLE], "new.typo"),
+        (REGISTRY, [SETTLE, SETTLE], "2 times"),
+        (REGISTRY, ["1 + 1"], "never measured"),
+        (REGISTRY, [SETTLE.replace('"max error": 0.0', '"max error": 1.0')], "numbers give"),
+        (
+            REGISTRY.split("expected")[0].replace("settled", "planned"),
+            ["1 + 1"],
+            "planned, but its chapter",
+        ),
+    ],
+)
+def test_incomplete_ledger_stops_the_build(folder, registry, cells, problem):
+    root = write_book(folder, registry, first=notebook("# First", *cells))
+    with pytest.raises(BookError) as failure:
+        build_book.build(root)
+    assert f"WARNING: ledger: {'new.sum' if problem != 'new.typo' else ''}" in str(failure.value)
+    assert problem in str(failure.value)
+    assert not (root / "_build" / "book.key").exists()
+
+
+def test_broken_link_stops_the_build(folder):
+    root = write_book(folder, REGISTRY, first=notebook("# First\n\n[x](#Nowhere)", SETTLE))
+    with pytest.raises(BookError, match="Nowhere"):
+        build_book.build(root)
+
+
+def test_page_that_is_missing_is_named(folder):
+    root = write_book(folder, REGISTRY, first=GOOD)
+    (root / "chapters" / "first.ipynb").unlink()
+    with pytest.raises(BookError, match="'chapters/first', but neither"):
+        build_book.build(root)
+
+
+def test_folder_without_contents_is_named(tmp_path):
+    with pytest.raises(BookError, match=r"no _toc\.yml"):
+        toc_documents(tmp_path)
+
+
+def test_sphinx_that_executes_by_itself_is_noticed(folder, monkeypatch):
+    # As if the cache and Sphinx disagreed about which notebook is which.
+    monkeypatch.setattr(build_book, "fill_cache", lambda root, results: 0)
+    root = write_book(folder, REGISTRY, first=GOOD)
+    with pytest.raises(BookError, match="executed a notebook by itself"):
+        build_book.build(root)
+
+
+def test_key_follows_notebook_data_and_names(tmp_path):
+    root = write_book(tmp_path / "book", REGISTRY, first=GOOD)
+    before = notebook_key(root, "chapters/first", "common")
+    assert notebook_key(root, "chapters/first", "other") != before
+    path = root / "chapters" / "first.ipynb"
+    path.write_text(path.read_text() + "\n")
+    assert notebook_key(root, "chapters/first", "common") != before
+    data = tmp_path / "data"
+    data.mkdir()
+    empty = digest([data])
+    (data / "a").write_text("1")
+    one = digest([data])
+    (data / "a").rename(data / "b")
+    assert len({empty, one, digest([data])}) == 3
+
+
+def test_interrupted_result_is_no_result(folder, monkeypatch):
+    root = write_book(folder, REGISTRY, first=GOOD)
+    target = execute.result_path(root, "chapters/first", "key")
+
+    def killed(self, text, encoding):
+        self.touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(target), "write_text", killed)
+    with pytest.raises(KeyboardInterrupt):
+        execute.execute_one(root, "chapters/first", target, 60)
+    assert not target.exists()
+
+
+def test_only_the_newest_results_stay(folder):
+    root = write_book(folder, REGISTRY, first=GOOD)
+    for text in "abcde":
+        path = root / "chapters" / "first.ipynb"
+        path.write_text(path.read_text() + "\n")
+        results = execute.execute_book(root)
+        assert results["chapters/first"].is_file(), text
+    assert len(list(results["chapters/first"].parent.iterdir())) == execute.KEPT_RESULTS
+
+
+def test_configuration_is_the_one_of_the_book(folder):
+    root = write_book(folder, REGISTRY, first=GOOD)
+    assert (root / "_ext" / "companion" / "ledger.py").read_bytes() == (
+        ROOT / "_ext" / "companion" / "ledger.py"
+    ).read_bytes()
