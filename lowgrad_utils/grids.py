@@ -8,6 +8,7 @@ a random handful of its cells and compute them again.
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import version
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -117,29 +118,32 @@ def grid_path(name: str) -> Path:
     return folder / "grids" / f"{checks.choice('name', name, GRIDS)}.csv"
 
 
-def compute(name: str, *, workers: int = 2, progress_file: Path | None = None) -> pd.DataFrame:
-    """Run a whole grid, resuming from ``progress_file``, and store it with its provenance.
+def compute(name: str, *, workers: int = 2, log: Path | None = None) -> pd.DataFrame:
+    """Run a whole grid, going on where ``log`` ends, and store it with its provenance.
 
     Args:
         name: A key of ``GRIDS``.
         workers: Number of processes, one thread each.
-        progress_file: Where finished cells are kept; beside the stored grid if None.
+        log: File of the finished cells; ``_build/sweeps/<name>.jsonl`` here if None.
 
     Raises:
         ValueError: If the name is unknown.
         RuntimeError: If a cell failed; the finished ones are kept and the next run goes on.
     """
     grid, path = GRIDS[checks.choice("name", name, GRIDS)], grid_path(name)
-    path.parent.mkdir(exist_ok=True)
-    log = progress_file or path.with_suffix(".jsonl")
-    frame = sweeps.run(grid.function, list(grid.cells), path=log, workers=workers)
+    log = log or Path("_build", "sweeps", f"{name}.jsonl")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    frame = sweeps.run(grid.function, grid.cells, path=log, workers=workers)
     failed = frame["error"].notna()
     if failed.any():
         raise RuntimeError(f"{failed.sum()} cells failed, first: {frame['error'][failed].iloc[0]}")
-    frame = frame.drop(columns=["error", "seconds"])
-    sweeps.save_grid(
-        frame, path, {"about": grid.about, "command": f"python -m lowgrad_utils.grids {name}"}
-    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    provenance = {
+        "about": grid.about,
+        "command": f"python -m lowgrad_utils.grids {name}",
+        "versions": {package: version(package) for package in ("torch", "numpy", "scipy")},
+    }
+    sweeps.save_grid(frame.drop(columns=["error", "seconds"]), path, provenance)
     return frame
 
 
