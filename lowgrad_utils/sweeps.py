@@ -360,6 +360,7 @@ def _row(cell: Cell, measured: dict, seconds: float, error: str | None) -> Row:
 @contextmanager
 def _one_thread() -> Iterator[None]:
     """Compute on one thread, as workers do: sums split among threads differ in the last digits."""
+    # torch has its own word, because not every build of it computes on a pool seen from outside.
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -59,6 +59,26 @@ def test_a_higher_level_has_a_longer_interval():
     assert wide.low < narrow.low < narrow.high < wide.high
 
 
+@pytest.mark.parametrize("fit", [rates.fit_rate, rates.root_mean_square_rate])
+def test_a_power_law_as_factor_shifts_the_interval_and_a_scale_does_nothing(fit):
+    values = noisy(np.random.default_rng(7), -0.5, 4, spread=1.0)
+    plain, shifted = fit(SIZES, values), fit(SIZES, 5.0 * values * SIZES[:, None] ** -3.0)
+    assert (shifted.low, shifted.slope, shifted.high) == pytest.approx(
+        (plain.low - 3, plain.slope - 3, plain.high - 3), rel=1e-9
+    )
+    assert shifted.intercept == pytest.approx(plain.intercept + np.log(5), rel=1e-9)
+
+
+def test_the_stretch_is_that_of_welchs_test_for_two_groups_of_unequal_size():
+    generator = np.random.default_rng(8)
+    groups = [generator.normal(0, 1, size=3), generator.normal(0, 3, size=11)]
+    freedom = stats.ttest_ind(*groups, equal_var=False).df
+    # The variance of the difference of means: unbiased, and as resampling sees it.
+    unbiased, resampled = (sum(np.var(g, ddof=ddof) / len(g) for g in groups) for ddof in (1, 0))
+    want = np.sqrt(unbiased / resampled) * stats.t.ppf(0.975, freedom) / stats.norm.ppf(0.975)
+    assert rates._stretch(groups, np.array([-1.0, 1.0]), rates._mean, 0.95) == pytest.approx(want)
+
+
 def covered(fit, draw, truth, repetitions=400):
     """Share of repetitions whose 95% interval holds the truth, and three binomial errors."""
     hits = np.mean([fit(draw(np.random.default_rng([9, i]))).contains(truth) for i in
