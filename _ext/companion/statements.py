@@ -11,7 +11,8 @@ ANCHOR = re.compile(r"""<a\s+(?:id|name)=["'](?P<id>[^"']+)["']\s*/?>""")
 KINDS = (
     *("Theorem", "Proposition", "Lemma", "Corollary", "Definition", "Assumptions?", "Conjecture"),
     *("Equations?", "Figures?", "Tables?", "Section", "Remark", "Observation", "Claim", "Fact"),
-    *("Derivation", "Rule", "Control", "Experiment", "Question", "Exercise"),
+    *("Decomposition", "Identity", "Law", "Bound", "Derivation", "Rule", "Control"),
+    *("Experiment", "Question", "Exercise"),
 )
 # "Theorem 3.1 (Gradient approximation)." -> kind, label, title
 NAME = re.compile(rf"^(?P<label>(?P<kind>{'|'.join(KINDS)})\b[^()]*?)(?: \((?P<title>.+)\))?\.?$")

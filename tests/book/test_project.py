@@ -94,7 +94,7 @@ def test_real_installer_without_network(elsewhere, monkeypatch, capsys):
         monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
-    monkeypatch.setenv("PIP_RETRIES", "0")
+    monkeypatch.setenv("PIP_RETRIES", "1")
     monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
     # The environment's own setuptools would satisfy the request.
     (elsewhere / "constraints.txt").write_text("setuptools==1.0\n")
