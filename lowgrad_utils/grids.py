@@ -61,6 +61,8 @@ def _theorem_3_1() -> tuple[Cell, ...]:
     series = [
         *product(nus, [0.0], activations, ["mse"], residues, ["uniform"]),
         *product((0.125, 0.375), [0.5], activations, ["mse"], ["network"], ["uniform"]),
+        # Allowed by the text (nu < 1/4), but 2 nu > (1 - alpha) / 2: S2 should outgrow S1 here.
+        *product([0.1875], [0.5], ("softplus", "silu"), ["mse"], ["offset"], ["uniform"]),
         *product([0.2], alphas, ["softplus"], ["mse"], by_beta, ["uniform"]),
         # Two hypotheses broken on purpose: Assumption 5, and |W| = O(1).
         (0.125, 0.0, "softplus", "mse", "one-example", "uniform"),
