@@ -1,1 +1,111 @@
-"""Low-rank structure in deep learning: the package behind the executable companion."""
+"""Low-rank structure in deep learning: the package behind the executable companion.
+
+The names below are the public interface. The ledger (``claims``), plotting (``figures``), stored
+grids (``grids``) and the chapters' experiments (``experiments``) are modules of their own, since
+only they need a notebook, a plot or a data file.
+"""
+
+from lowgrad_utils.checks import AssumptionWarning
+from lowgrad_utils.datasets import DataError, ImageData, load
+from lowgrad_utils.gradients import (
+    Decomposition,
+    RankOne,
+    closed_form_gradient,
+    decompose,
+    loss_gradient,
+)
+from lowgrad_utils.networks import (
+    ACTIVATIONS,
+    LOSSES,
+    SCALINGS,
+    Activation,
+    Loss,
+    TwoLayerNetwork,
+    normalise_rows,
+)
+from lowgrad_utils.random_matrices import (
+    bbp_eigenvalue,
+    d_transform,
+    marchenko_pastur_density,
+    marchenko_pastur_edges,
+    predict_spike,
+    spiked_singular_value,
+)
+from lowgrad_utils.rates import (
+    Rate,
+    fit_rate,
+    mean_interval,
+    root_mean_square_rate,
+    share_interval,
+)
+from lowgrad_utils.spectra import (
+    SingularTriplets,
+    alignment,
+    count_outliers,
+    leading_singular_triplets,
+    operator_norm,
+    principal_angles,
+)
+from lowgrad_utils.spiked_data import (
+    TARGETS,
+    SpikedData,
+    Targets,
+    binary_labels,
+    bulk_eigenvalues,
+    estimate_nu,
+    sample_spiked_data,
+    sample_targets,
+    split_spike,
+)
+from lowgrad_utils.sweeps import SweepError, grid, load_grid, run, save_grid, spot_check
+
+__all__ = [
+    "ACTIVATIONS",
+    "LOSSES",
+    "SCALINGS",
+    "TARGETS",
+    "Activation",
+    "AssumptionWarning",
+    "DataError",
+    "Decomposition",
+    "ImageData",
+    "Loss",
+    "RankOne",
+    "Rate",
+    "SingularTriplets",
+    "SpikedData",
+    "SweepError",
+    "Targets",
+    "TwoLayerNetwork",
+    "alignment",
+    "bbp_eigenvalue",
+    "binary_labels",
+    "bulk_eigenvalues",
+    "closed_form_gradient",
+    "count_outliers",
+    "d_transform",
+    "decompose",
+    "estimate_nu",
+    "fit_rate",
+    "grid",
+    "leading_singular_triplets",
+    "load",
+    "load_grid",
+    "loss_gradient",
+    "marchenko_pastur_density",
+    "marchenko_pastur_edges",
+    "mean_interval",
+    "normalise_rows",
+    "operator_norm",
+    "predict_spike",
+    "principal_angles",
+    "root_mean_square_rate",
+    "run",
+    "sample_spiked_data",
+    "sample_targets",
+    "save_grid",
+    "share_interval",
+    "spiked_singular_value",
+    "split_spike",
+    "spot_check",
+]
