@@ -12,12 +12,20 @@ FORMULAS_READY = """async () => {
   if (window.MathJax && MathJax.startup) await MathJax.startup.promise;
   await Promise.all([...document.images].map((image) => image.decode().catch(() => null)));
 }"""
-# Left ends of formulas that lie to the left of what can be scrolled to.
+# Formulas with an end that no scrolling brings into view.
 CUT_FORMULAS = """() => [...document.querySelectorAll("div.math")].filter((box) => {
-  box.scrollLeft = 0;
-  const parts = [...box.querySelectorAll("mjx-math, mjx-mtext")];
-  const left = Math.min(...parts.map((part) => part.getBoundingClientRect().left));
-  return left < box.getBoundingClientRect().left - 1;
+  const scroll = (x) => box.querySelectorAll("mjx-container").forEach((inner) => {
+    box.scrollLeft = x;
+    inner.scrollLeft = x;
+  });
+  const parts = [...box.querySelectorAll("mjx-mi, mjx-mo, mjx-mn, mjx-mtext")];
+  const ends = (side) => parts.map((part) => part.getBoundingClientRect()[side]);
+  scroll(0);
+  const left = Math.min(...ends("left"));
+  scroll(99999);
+  const right = Math.max(...ends("right"));
+  const frame = box.getBoundingClientRect();
+  return left < frame.left - 1 || right > frame.right + 1;
 }).map((box) => box.textContent)"""
 WIDER_THAN_PAGE = "() => document.documentElement.scrollWidth - window.innerWidth"
 BROKEN_PICTURES = """() => [...document.images]
