@@ -250,7 +250,7 @@ def test(arguments):
 
 def bench(arguments):
     """Make the environment and run the benchmarks; return the exit status."""
-    make_environment(["book", "test"])
+    make_environment(["book"])
     return run_in_environment(os.path.join("benchmarks", "run.py"), *arguments)
 
 

@@ -27,11 +27,20 @@ BROWSER_FLAGS = [
 
 
 @pytest.fixture(scope="session")
-def html():
+def html(pytestconfig):
     """The folder of the built pages; the same build as `make book`, reused when up to date."""
+    from book_sources import BookError
     from build_book import build
 
-    return build(ROOT)
+    # It takes minutes the first time, so it is seen at work. A failure is told once and in full;
+    # every test that needs the book then fails in one line.
+    with pytestconfig.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        print()
+        try:
+            return build(ROOT)
+        except BookError as error:
+            print(error)
+    pytest.fail("the book does not build; the reason is printed where it was tried", pytrace=False)
 
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):
