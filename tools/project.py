@@ -27,8 +27,10 @@ import sys
 import time
 
 OLDEST = (3, 11)
-TESTED = ((3, 11),)
+TESTED = ((3, 11), (3, 12), (3, 13))
 NEEDED_GB = 3
+# On Linux the installer takes torch for GPUs unless it is told where the small build lies.
+NEEDED_WITH_GPU_GB = 8
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 VENV = os.path.join(ROOT, ".venv")
 STAMP = os.path.join(VENV, "companion-ready.json")
@@ -90,7 +92,7 @@ def _tested():
 
 
 def check_space():
-    """Stop when the disk has less room than the environment needs.
+    """Stop when the disk has less room than the environment needs, warn when it is tight.
 
     Raises:
         Stop: Fewer than `NEEDED_GB` GB are free where the environment goes.
