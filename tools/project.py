@@ -100,6 +100,12 @@ def check_space():
     free = shutil.disk_usage(ROOT).free / 1e9
     if free < NEEDED_GB:
         raise Stop(f"Only {free:.1f} GB are free in {ROOT}: make room, {NEEDED_GB} GB are needed")
+    if sys.platform == "linux" and free < NEEDED_WITH_GPU_GB and not os.path.isdir(VENV):
+        print(
+            f"Warning: only {free:.1f} GB are free in {ROOT}; torch for GPUs does not fit "
+            f"({NEEDED_WITH_GPU_GB} GB in all), README.md says how to get the small build",
+            file=sys.stderr,
+        )
 
 
 def venv_program(name):
