@@ -58,7 +58,8 @@ def site(html):
         server.shutdown()
 
 
-@pytest.fixture(scope="session")
+# For one module, because two running copies of playwright in one process refuse each other.
+@pytest.fixture(scope="module")
 def browser():
     """A real browser; without one the tests are skipped here and fail in continuous integration."""
     program = next(filter(None, map(shutil.which, BROWSERS)), None)
