@@ -166,6 +166,8 @@ def execute_one(root: Path, document: str, target: Path, cell_timeout: int) -> R
         notebook,
         timeout=cell_timeout,
         record_timing=False,
+        # Otherwise every print is a box of its own in the page.
+        coalesce_streams=True,
         kernel_name=notebook.metadata.get("kernelspec", {}).get("name", "python3"),
         # Kernels are reached through this machine's loopback only, yet warn about it.
         extra_arguments=["--IPKernelApp.log_level=ERROR"],

@@ -163,6 +163,8 @@ def _row(row: dict[str, Any], address: str) -> str:
         f"<br><small>{html.escape(row['source'])}</small>"
     )
     predicted, measured = (html.escape(str(row.get(k) or "")) for k in ("predicted", "measured"))
+    # One number a line: a row is read by looking for one of them.
+    measured = measured.replace("; ", "<br>")
     cells = (statement, html.escape(row["kind"]), predicted, measured, _badge(_verdict(row)))
     filled = zip(COLUMNS, cells, strict=True)
     return (

@@ -25,6 +25,13 @@ def test_small_book_builds(folder):
     assert 'href="chapters/first.html#claim-new.sum"' in (html / "what-holds.html").read_text()
 
 
+def test_prints_of_one_cell_share_a_box(folder):
+    code = "import sys\nfor k in range(3):\n    print(k)\n    sys.stdout.flush()"
+    root = write_book(folder, REGISTRY, first=notebook("# First", code))
+    executed = json.loads(execute.execute_book(root)["chapters/first"].read_text())
+    assert ["".join(output["text"]) for output in executed["cells"][1]["outputs"]] == ["0\n1\n2\n"]
+
+
 def test_all_failing_notebooks_are_reported_together(folder, capsys):
     bad = notebook("# Second", "x = 0", "y = 1\n1 / x")
     worse = notebook("# Third", "raise ValueError('no such spike')")
