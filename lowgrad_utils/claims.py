@@ -784,7 +784,7 @@ def _sizes_text(sizes: Any) -> str:
     if isinstance(sizes, Mapping):
         return ", ".join(f"{key} = {_sizes_text(value)}" for key, value in sizes.items())
     if isinstance(sizes, list):
-        return "(" + ", ".join(_sizes_text(value) for value in sizes) + ")"
+        return ", ".join(_sizes_text(value) for value in sizes)
     return str(sizes)
 
 
@@ -797,25 +797,38 @@ def _seeds_text(seeds: Sequence[int]) -> str:
 # --- the box --------------------------------------------------------------------------------------
 
 
+def _condition_lines(record: Record) -> list[str]:
+    """Return one line a condition; one that stands in several tiers is told once."""
+    tiers: dict[str, list[str]] = {}
+    for c in record.conditions:
+        mark = "✓ met" if c["met"] else "✗ not met"
+        line = f"{mark}: {c['condition']}, measured {_number(c['measured'])}"
+        tiers.setdefault(line, []).append(c["tier"])
+    return [f"{line} (for {', '.join(map(repr, names))})" for line, names in tiers.items()]
+
+
 def _box_rows(record: Record) -> list[tuple[str, list[str]]]:
-    """Return what the box says, as labels with one or more lines each."""
-    conditions = [
-        f"{'✓ met' if c['met'] else '✗ not met'}: {c['condition']}, "
-        f"measured {_number(c['measured'])} (for '{c['tier']}')"
-        for c in record.conditions
+    """Return what the box says at once, as labels with one or more lines each."""
+    sizes = [] if record.sizes is None else [_sizes_text(record.sizes)]
+    seeds = [f"seeds {_seeds_text(record.seeds)}"] if record.seeds else []
+    rows = [
+        ("Predicted", [record.predicted]),
+        ("Measured", _condition_lines(record) or [record.measured]),
+        ("Over", ["; ".join(sizes + seeds)]),
     ]
+    return [(label, lines) for label, lines in rows if any(lines)]
+
+
+def _detail_rows(record: Record) -> list[tuple[str, list[str]]]:
+    """Return what the box says to those who unfold it."""
     also = [f"{name} = {_number(value)}" for name, value in record.also.items()]
     rows = [
         ("Source", [f"{record.source} ({record.kind})"]),
         ("Hypotheses", [record.hypotheses]),
-        ("Predicted", [record.predicted]),
         ("Measure", [record.measure]),
-        ("Measured", conditions or [record.measured]),
-        ("Also", [", ".join(also)] if conditions else []),
-        ("Sizes", [] if record.sizes is None else [_sizes_text(record.sizes)]),
-        ("Seeds", [_seeds_text(record.seeds)] if record.seeds else []),
+        ("Also", [", ".join(also)] if record.conditions else []),
         ("Expected", [record.expected]),
-        ("Why so", [record.reason]),
+        ("Why these numbers", [record.reason]),
     ]
     return [(label, lines) for label, lines in rows if any(lines)]
 
@@ -832,29 +845,38 @@ def _title(record: Record) -> str:
 
 def _box_text(record: Record) -> str:
     lines = [f"{_title(record)}: {record.statement}", f"  Verdict: {_headline(record)}"]
-    for label, entries in _box_rows(record):
+    for label, entries in _box_rows(record) + _detail_rows(record):
         lines += [f"  {label}: {entry}" for entry in entries]
     return "\n".join(lines)
 
 
-def _box_html(record: Record) -> str:
-    # Colours and fonts are inherited, so that the box follows any page, light or dark; only the
-    # layout is set. A definition list in two columns wraps well on a narrow screen.
-    def line(text: str) -> str:
-        return f'<div style="overflow-wrap:anywhere">{html.escape(text)}</div>'
-
-    entries = [("Verdict", f"<strong>{html.escape(_headline(record))}</strong>")]
-    entries += [(label, "".join(map(line, lines))) for label, lines in _box_rows(record)]
+def _definitions(rows: Iterable[tuple[str, str]]) -> str:
+    """Return a definition list in two columns, which wraps well on a narrow screen."""
     cells = "".join(
         f'<dt style="margin:0;font-weight:600">{label}</dt>'
         f'<dd style="margin:0;min-width:0">{content}</dd>'
-        for label, content in entries
+        for label, content in rows
     )
+    return (
+        '<dl style="display:grid;grid-template-columns:max-content minmax(0,1fr);'
+        f'column-gap:.8em;row-gap:.2em;margin:0;font-size:.9em">{cells}</dl>'
+    )
+
+
+def _box_html(record: Record) -> str:
+    # Colours and fonts are inherited, so that the box follows any page, light or dark; only the
+    # layout is set.
+    def escaped(rows: list[tuple[str, list[str]]]) -> list[tuple[str, str]]:
+        line = '<div style="overflow-wrap:anywhere">{}</div>'
+        return [(k, "".join(line.format(html.escape(text)) for text in v)) for k, v in rows]
+
+    verdict = ("Verdict", f"<strong>{html.escape(_headline(record))}</strong>")
     return (
         f'<div class="lg-claim" id="claim-{html.escape(record.id)}" style="border:1px solid;'
         'border-left-width:6px;border-radius:4px;padding:.6em .8em;margin:.5em 0;line-height:1.4">'
         f'<div style="font-size:.85em;overflow-wrap:anywhere">{html.escape(_title(record))}</div>'
         f'<div style="font-weight:600;margin:.2em 0 .5em">{html.escape(record.statement)}</div>'
-        '<dl style="display:grid;grid-template-columns:max-content minmax(0,1fr);'
-        f'column-gap:.8em;row-gap:.2em;margin:0;font-size:.9em">{cells}</dl></div>'
+        f"{_definitions([verdict, *escaped(_box_rows(record))])}"
+        '<details style="margin-top:.4em"><summary style="font-size:.9em">Source, hypotheses and '
+        f"why these numbers</summary>{_definitions(escaped(_detail_rows(record)))}</details></div>"
     )

@@ -484,7 +484,7 @@ def test_the_box_says_everything(registry):
             "slope of log |E| over log n",
             "✓ met: high slope <= -0.25, measured -0.3",
             "✗ not met: max error <= 1e-12, measured 1.235e-11",
-            "d = (250, 500)",
+            "d = 250, 500",
             "0 to 9 (10 seeds)",
             "✗ holds asymptotically, NOT as expected",
             "The bound is -0.25",
