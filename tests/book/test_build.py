@@ -88,7 +88,8 @@ def test_page_shows_every_row_of_the_ledger(html):
     measured = {record["id"]: record for record in _records(html)}
     for claim_id, row in rows.items():
         verdict = measured[claim_id]["verdict"] if claim_id in measured else "planned"
-        assert row.select_one(".lg-verdict").text == verdict
+        prefix = "control " if claim_id in measured and registry[claim_id].control else ""
+        assert row.select_one(".lg-verdict").text == prefix + verdict
         link = row.select_one("a[href]")
         assert (link is not None) == (claim_id in measured), claim_id
         if link is not None:
