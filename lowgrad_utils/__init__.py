@@ -41,6 +41,7 @@ from lowgrad_utils.rates import (
 from lowgrad_utils.spectra import (
     SingularTriplets,
     alignment,
+    bulk_edge,
     count_outliers,
     leading_singular_triplets,
     operator_norm,
@@ -80,6 +81,7 @@ __all__ = [
     "alignment",
     "bbp_eigenvalue",
     "binary_labels",
+    "bulk_edge",
     "bulk_eigenvalues",
     "closed_form_gradient",
     "count_outliers",

@@ -78,6 +78,28 @@ def operator_norm(A: Tensor) -> float:
     return float(leading_singular_triplets(A, 1).s[0])
 
 
+def bulk_edge(A: Tensor, *, outliers: int = 0) -> float:
+    """Compute the upper edge of a bulk: its largest singular value after given outliers.
+
+    The edge of the gradient's bulk is read off the rest E, not off G with its spikes. E can have
+    one outlier of its own (a third rank-one term, unless sigma' is even): ``outliers=1`` skips it.
+
+    Args:
+        A: Matrix, d x m, such as E.
+        outliers: How many of its largest singular values do not belong to the bulk.
+
+    Raises:
+        ValueError: If A is not a finite matrix, or ``outliers`` is negative or too large.
+
+    Example:
+        >>> bulk_edge(torch.diag(torch.tensor([5.0, 3.0, 2.0]).double()), outliers=1)
+        3.0
+    """
+    if outliers < 0:
+        raise ValueError(f"outliers is {outliers}, but at least 0 is needed")
+    return float(leading_singular_triplets(A, outliers + 1).s[-1])
+
+
 def count_outliers(singular_values: Tensor, edge: float, *, margin: float = 0.0) -> int:
     """Count the singular values above edge (1 + margin).
 
