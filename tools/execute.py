@@ -34,6 +34,8 @@ NOTEBOOK_BUDGET = 90
 CELL_BUDGET = 20
 # Results of older versions of a notebook that stay, for going back and forth between edits.
 KEPT_RESULTS = 3
+# A kernel is told its ports before it opens them; when another program is quicker, it dies unused.
+START_ATTEMPTS = 3
 # Threads of several kernels would fight over the same cores, and the number of threads
 # decides the order of summation: one each keeps runs both fast and repeatable.
 KERNEL_ENVIRONMENT = {
@@ -159,10 +161,33 @@ def execute_one(root: Path, document: str, target: Path, cell_timeout: int) -> R
         How it went; a failure is reported, never raised.
     """
     start = time.monotonic()
-    source = page_source(root, document)
-    notebook = nbformat.read(source, as_version=4)
-    progress = _Progress()
-    client = NotebookClient(
+    for attempt in range(1, START_ATTEMPTS + 1):
+        progress = _Progress()
+        notebook = nbformat.read(page_source(root, document), as_version=4)
+        client = _client(root, document, notebook, progress, cell_timeout)
+        try:
+            client.execute(env={**os.environ, **KERNEL_ENVIRONMENT})
+            break
+        except Exception as error:  # Whatever stops one notebook must not hide others' failures.
+            never_began = isinstance(error, RuntimeError) and progress.index is None
+            if never_began and attempt < START_ATTEMPTS:
+                continue
+            why = _describe_failure(document, notebook, progress.index, error)
+            return Report(document, time.monotonic() - start, failure=why)
+    report = Report(document, time.monotonic() - start, *progress.slowest())
+    notebook.metadata["lowgrad_execution"] = asdict(report)
+    _write_atomically(target, nbformat.writes(notebook))
+    return report
+
+
+def _client(
+    root: Path,
+    document: str,
+    notebook: nbformat.NotebookNode,
+    progress: "_Progress",
+    cell_timeout: int,
+) -> NotebookClient:
+    return NotebookClient(
         notebook,
         timeout=cell_timeout,
         record_timing=False,
@@ -171,19 +196,10 @@ def execute_one(root: Path, document: str, target: Path, cell_timeout: int) -> R
         kernel_name=notebook.metadata.get("kernelspec", {}).get("name", "python3"),
         # Kernels are reached through this machine's loopback only, yet warn about it.
         extra_arguments=["--IPKernelApp.log_level=ERROR"],
-        resources={"metadata": {"path": str(source.parent)}},
+        resources={"metadata": {"path": str(page_source(root, document).parent)}},
         on_cell_execute=progress.begin,
         on_cell_executed=progress.end,
     )
-    try:
-        client.execute(env={**os.environ, **KERNEL_ENVIRONMENT})
-    except Exception as error:  # Whatever stops one notebook must not hide the others' failures.
-        why = _describe_failure(document, notebook, progress.index, error)
-        return Report(document, time.monotonic() - start, failure=why)
-    report = Report(document, time.monotonic() - start, *progress.slowest())
-    notebook.metadata["lowgrad_execution"] = asdict(report)
-    _write_atomically(target, nbformat.writes(notebook))
-    return report
 
 
 class _Progress:

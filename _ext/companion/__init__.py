@@ -7,7 +7,7 @@ from sphinx.application import Sphinx
 from . import assets, ledger, statements
 
 # Raised with every change to what this package puts into a page, or pages would stay as they were.
-ENV_VERSION = 2
+ENV_VERSION = 3
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

@@ -68,6 +68,28 @@ def test_cell_that_never_ends_is_reported(folder):
         build_book.build(root, cell_timeout=2)
 
 
+def test_kernel_that_dies_at_its_start_gets_another_try(folder, monkeypatch):
+    root = write_book(folder, REGISTRY, first=GOOD)
+    target = execute.result_path(root, "chapters/first", "key")
+    real, tries = execute.NotebookClient.execute, []
+
+    def lose_the_port(self, **options):
+        tries.append(1)
+        if len(tries) < failing_tries:
+            raise RuntimeError("Kernel died before replying to kernel_info")
+        return real(self, **options)
+
+    monkeypatch.setattr(execute.NotebookClient, "execute", lose_the_port)
+    failing_tries = execute.START_ATTEMPTS
+    assert execute.execute_one(root, "chapters/first", target, 60).failure == ""
+    assert target.is_file()
+    tries.clear()
+    failing_tries = 100
+    report = execute.execute_one(root, "chapters/first", target, 60)
+    assert "before its first cell: RuntimeError: Kernel died" in report.failure
+    assert len(tries) == execute.START_ATTEMPTS
+
+
 def test_missing_kernel_is_reported(folder):
     other = notebook("# First", "1 + 1")
     other.metadata.kernelspec.name = "no-such-kernel"
