@@ -107,9 +107,10 @@ def spectrum(
 ) -> None:
     """Draw a histogram of singular values with labelled vertical lines.
 
-    Counts are on a logarithmic axis and each value above the edge (without an edge, each of the
-    six largest) has a tick of its own under the axis, so that a single outlier is seen beside a
-    bulk of hundreds.
+    Both axes are logarithmic and each value above the edge (without an edge, each of the six
+    largest) has a tick of its own under the axis, so that a single outlier is seen beside a bulk
+    of hundreds, however far out it lies. Values below a thousandth of the largest are left out:
+    mostly the zeros of a matrix that has not full rank.
 
     Args:
         axis: The axes to draw on.
@@ -131,12 +132,14 @@ def spectrum(
         >>> plt.close(figure)
     """
     values = np.sort(_numbers("singular_values", singular_values))
-    # The axis must reach marks beyond the largest value, so they are placed before the bins.
+    # The axis must reach marks beyond all values, so they are placed before the bins.
     positions = {label: _position(label, value) for label, value in (marks or {}).items()}
     if edge is not None:
         positions["edge"] = _position("edge", edge)
-    right = 1.05 * max(values[-1], *positions.values(), np.finfo(float).tiny)
-    axis.hist(values, bins=np.linspace(0, right, bins + 1), color="#9aa5b1", log=True)
+    right = 1.3 * max(values[-1], *positions.values(), np.finfo(float).tiny)
+    left = min([1e-3 * right, *(0.8 * x for x in positions.values() if x > 0)])
+    axis.hist(values, bins=np.geomspace(left, right, bins + 1), color="#9aa5b1", log=True)
+    axis.set_xscale("log")
     outliers = values[-6:] if edge is None else values[values > edge]
     axis.plot(
         outliers,
@@ -161,7 +164,7 @@ def spectrum(
             linewidth=1.6,
             label=f"{label} = {position:.3g}",
         )
-    axis.set_xlim(0, right)
+    axis.set_xlim(left, right)
     axis.set_ylim(bottom=0.7)
     axis.set_xlabel("singular value")
     axis.set_ylabel("number")
@@ -169,7 +172,7 @@ def spectrum(
     axis.tick_params(axis="x", pad=7)
     if positions:
         # The lines run through every corner, so the legend needs a ground of its own.
-        axis.legend(frameon=True, framealpha=0.9, edgecolor="none")
+        axis.legend(frameon=True, framealpha=0.9, edgecolor="none", fontsize="small")
 
 
 def slider(
