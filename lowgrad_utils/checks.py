@@ -71,8 +71,8 @@ def unit_rows(name: str, value: Tensor) -> Tensor:
     worst = int(off.argmax())
     if off[worst] > 1e3 * torch.finfo(value.dtype).eps:
         raise ValueError(
-            f"row {worst} of {name} has length {lengths[worst]:.6g}, but rows of unit length are "
-            "needed; divide each row by its norm, or call normalise_rows"
+            f"row {worst} of {name} has length {lengths[worst]:.6g}, off by {off[worst]:.1e}, but "
+            "rows of unit length are needed; divide each row by its norm, or call normalise_rows"
         )
     return value
 
@@ -85,11 +85,13 @@ def nonnegative(name: str, value: float) -> float:
         value: The number to check.
 
     Raises:
+        TypeError: If it is no number.
         ValueError: If it is negative, NaN or infinite.
     """
-    number = float(value)
+    wanted = "a finite number of at least 0 is needed"
+    number = _number(name, value, wanted)
     if not 0 <= number < float("inf"):
-        raise ValueError(f"{name} is {number:g}, but a finite number of at least 0 is needed")
+        raise ValueError(f"{name} is {number:g}, but {wanted}")
     return number
 
 
@@ -101,11 +103,14 @@ def positive_integer(name: str, value: int) -> int:
         value: The number to check.
 
     Raises:
+        TypeError: If it is no number.
         ValueError: If it is not whole, or less than one.
     """
-    if isinstance(value, bool) or int(value) != value or value < 1:
-        raise ValueError(f"{name} is {value!r}, but a whole number of at least 1 is needed")
-    return int(value)
+    wanted = "a whole number of at least 1 is needed"
+    number = _number(name, value, wanted)
+    if isinstance(value, bool) or not number.is_integer() or number < 1:
+        raise ValueError(f"{name} is {value!r}, but {wanted}")
+    return int(number)
 
 
 def choice(name: str, value: str, options: Iterable[str]) -> str:
@@ -149,6 +154,13 @@ def random_stream(seed: int | torch.Generator, purpose: str) -> torch.Generator:
     return torch.Generator().manual_seed(int(state.generate_state(1, np.uint64)[0] >> 1))
 
 
+def _number(name: str, value: float, wanted: str) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} is {value!r}, but {wanted}") from None
+
+
 def _floating(name: str, value: Tensor) -> None:
     if not isinstance(value, Tensor):
         raise TypeError(
@@ -160,6 +172,8 @@ def _floating(name: str, value: Tensor) -> None:
 
 
 def _finite(name: str, value: Tensor) -> Tensor:
+    if value.numel() == 0:
+        raise ValueError(f"{name} has shape {tuple(value.shape)}: it is empty, entries are needed")
     # The sum is finite unless an entry is not (or the sum overflows): one pass, no mask in memory.
     if not torch.isfinite(value.sum()):
         bad = int((~torch.isfinite(value)).sum())
