@@ -22,6 +22,10 @@ class SpikedData:
         zeta: Spike strength; n^nu in the model.
         eigenvalues: Eigenvalues of the bulk covariance along the coordinate axes, length d,
             or None for real data, whose population covariance nobody knows.
+
+    Raises:
+        TypeError: If a tensor is not one, or not of floating point.
+        ValueError: If shapes do not fit, q is not a unit vector, or zeta is not positive.
     """
 
     X: Tensor = field(repr=False)
@@ -29,6 +33,15 @@ class SpikedData:
     q: Tensor = field(repr=False)
     zeta: float
     eigenvalues: Tensor | None = field(repr=False, default=None)
+
+    def __post_init__(self):
+        n, d = checks.matrix("X", self.X).shape
+        checks.vector("z", self.z, length=n)
+        checks.unit_rows("q", checks.vector("q", self.q, length=d)[None])
+        if checks.nonnegative("zeta", self.zeta) == 0:
+            raise ValueError("zeta is 0, but a positive spike strength is needed")
+        if self.eigenvalues is not None:
+            checks.vector("eigenvalues", self.eigenvalues, length=d)
 
     @property
     def n(self) -> int:
@@ -65,8 +78,9 @@ class SpikedData:
             W: Inner weights, m x d.
 
         Raises:
-            ValueError: For real data, whose covariance is unknown.
+            ValueError: For real data, whose covariance is unknown, or if W does not fit.
         """
+        checks.matrix("W", W, columns=self.d)
         if self.eigenvalues is None:
             raise ValueError(
                 "these data have no known covariance; pass mu, or use the mean over the examples"
@@ -150,6 +164,8 @@ def sample_spiked_data(
         q = torch.randn(d, generator=stream, dtype=torch.float64)
         q = q / q.norm()
     checks.unit_rows("q", checks.vector("q", q, length=d)[None])
+    if q.dtype != X.dtype:
+        q = q.to(X) / q.to(X).norm()
     zeta = float(n) ** nu
     return SpikedData(X.addr_(z, q, alpha=zeta), z, q, zeta, eigenvalues)
 
@@ -176,7 +192,8 @@ def split_spike(X: Tensor, q: Tensor | None = None) -> SpikedData:
     X = checks.matrix("X", X)
     if q is None:
         q = torch.linalg.eigh(X.T @ X).eigenvectors[:, -1]
-        q = q * torch.sign(q.sum())
+        # Not times sign(sum): the entries of a centred direction can add up to exactly 0.
+        q = -q if q.sum() < 0 else q
     checks.unit_rows("q", checks.vector("q", q, length=X.shape[1])[None])
     projection = X @ q
     zeta = float(projection.norm()) / math.sqrt(X.shape[0])
@@ -200,8 +217,8 @@ def estimate_nu(X: Tensor, *, unit: str = "bulk") -> float:
         The estimate; negative if the leading singular value is below one unit.
 
     Raises:
-        ValueError: If X is not a finite matrix, has fewer than two rows or columns, or the unit
-            is unknown.
+        ValueError: If X is not a finite matrix, has fewer than two rows or columns, has too low
+            a rank, or the unit is unknown.
 
     Source: the estimator behind the paper's 0.784 is not in its text; this one is ours.
 
@@ -216,7 +233,14 @@ def estimate_nu(X: Tensor, *, unit: str = "bulk") -> float:
         raise ValueError(f"X has shape {tuple(X.shape)}, but two rows and two columns are needed")
     gram = X.T @ X if X.shape[1] <= n else X @ X.T
     second, first = (torch.linalg.eigvalsh(gram)[-2:] / n).tolist()
-    ratio = first / second if unit == "bulk" else first
+    ratio = first
+    if unit == "bulk":
+        # Rounding leaves a second eigenvalue of either sign where there is none.
+        if not second > 1e-12 * first:
+            raise ValueError("X has rank one, so it has no bulk to measure its spike by")
+        ratio = first / second
+    if ratio == 0:
+        raise ValueError("X is zero, so it has no spike")
     return 0.5 * math.log(ratio) / math.log(n)
 
 
@@ -266,7 +290,8 @@ def sample_targets(
         Targets and the directions used.
 
     Raises:
-        ValueError: If the model is unknown, ``noise`` is negative, or shapes do not fit.
+        ValueError: If the model is unknown, ``noise`` is negative, shapes do not fit, or
+            ``along`` is not a unit vector.
 
     Example:
         >>> X = sample_spiked_data(30, 40, nu=0.0).X
@@ -279,7 +304,7 @@ def sample_targets(
     stream = checks.random_stream(seed, "targets")
     directions = torch.randn(len(links), d, generator=stream, dtype=torch.float64)
     if along is not None:
-        directions[0] = checks.vector("along", along, length=d)
+        directions[0] = checks.unit_rows("along", checks.vector("along", along, length=d)[None])[0]
     directions /= directions.norm(dim=1, keepdim=True)
     y = noise * torch.randn(n, generator=stream, dtype=torch.float64)
     directions = directions.to(X)
