@@ -52,10 +52,14 @@ def paper_sizes(d: int) -> tuple[int, int]:
     Args:
         d: Number of features.
 
+    Raises:
+        ValueError: If ``d`` is not a whole number of at least one.
+
     Example:
         >>> paper_sizes(1000)
         (750, 1250)
     """
+    d = checks.positive_integer("d", d)
     return round(PSI_1 * d), round(PSI_2 * d)
 
 

@@ -42,6 +42,7 @@ class Activation:
             s: Standard deviations of the preactivation, at least 0.
 
         Raises:
+            TypeError: If s is not a floating-point tensor.
             ValueError: If an entry is negative, NaN or infinite.
 
         Example:
@@ -60,6 +61,7 @@ class Activation:
             s: Standard deviations of the preactivation, at least 0.
 
         Raises:
+            TypeError: If s is not a floating-point tensor.
             ValueError: If an entry is negative, NaN or infinite.
         """
         s = _standard_deviations(s)
@@ -92,6 +94,8 @@ def _by_quadrature(function: Function) -> Function:
 
 
 def _standard_deviations(s: Tensor) -> Tensor:
+    if not (isinstance(s, Tensor) and s.is_floating_point()):
+        raise TypeError(f"s is {s!r}, but a floating-point tensor of standard deviations is needed")
     if not bool((s >= 0).all() and torch.isfinite(s).all()):
         raise ValueError("s has negative, NaN or infinite entries; standard deviations are needed")
     return s
@@ -223,7 +227,8 @@ class Loss:
             y: Targets, length n; -1 or +1 for the logistic loss.
 
         Raises:
-            ValueError: If shapes differ or a label is outside the loss's domain.
+            ValueError: If shapes differ, an entry is NaN or infinite, or a label is outside the
+                loss's domain.
         """
         return self._value(f, self._labels(f, y))
 
@@ -235,7 +240,8 @@ class Loss:
             y: Targets, length n; -1 or +1 for the logistic loss.
 
         Raises:
-            ValueError: If shapes differ or a label is outside the loss's domain.
+            ValueError: If shapes differ, an entry is NaN or infinite, or a label is outside the
+                loss's domain.
 
         Source: Low Rank Gradients, Section 2 (the residue vector).
 
@@ -247,7 +253,7 @@ class Loss:
         return self._residue(f, self._labels(f, y))
 
     def _labels(self, f: Tensor, y: Tensor) -> Tensor:
-        checks.vector("y", y, length=len(f))
+        checks.vector("y", y, length=len(checks.vector("f", f)))
         if self.binary and not bool((y.abs() == 1).all()):
             strange = y[y.abs() != 1][0].item()
             raise ValueError(
@@ -322,7 +328,7 @@ class TwoLayerNetwork:
     scaling: str = "ntk"
 
     def __post_init__(self):
-        checks.unit_rows("W", checks.matrix("W", self.W.detach()))
+        checks.unit_rows("W", checks.matrix("W", self.W).detach())
         checks.vector("a", self.a, length=self.W.shape[0])
         checks.choice("activation", self.activation, ACTIVATIONS)
         checks.choice("scaling", self.scaling, SCALINGS)

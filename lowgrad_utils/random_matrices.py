@@ -168,14 +168,20 @@ def predict_spike(
         The predicted singular value, or the edge if the term stays in the bulk.
 
     Raises:
-        ValueError: If ``theta`` is not positive or the sizes do not fit.
+        ValueError: If ``theta`` or ``margin`` is not positive, the sizes do not fit, or the bulk
+            is zero.
 
     Source: Benaych-Georges and Nadakuditi (2012), Theorem 2.8.
     """
     if not theta > 0:
         raise ValueError(f"theta is {theta:g}, but a positive number is needed")
-    edge = float(singular_values.max())
-    start = edge * (1 + (min(shape) ** (-2 / 3) if margin is None else margin))
+    edge = float(checks.vector("singular_values", singular_values, length=min(shape)).max())
+    if not edge > 0:
+        raise ValueError("singular_values are all 0, but a bulk is needed")
+    margin = min(shape) ** (-2 / 3) if margin is None else margin
+    if not margin > 0:
+        raise ValueError(f"margin is {margin:g}, but a positive number is needed")
+    start = edge * (1 + margin)
     gap = lambda x: d_transform(x, singular_values, shape) - theta**-2  # noqa: E731
     # |theta u v^T + bulk| <= theta + edge, so the root cannot lie beyond.
     if gap(start) <= 0:

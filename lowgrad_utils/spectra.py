@@ -49,7 +49,8 @@ def leading_singular_triplets(A: Tensor, k: int, *, seed: int = 0) -> SingularTr
     """
     checks.matrix("A", A)
     smaller = min(A.shape)
-    if not 1 <= checks.positive_integer("k", k) <= smaller:
+    k = checks.positive_integer("k", k)
+    if k > smaller:
         raise ValueError(f"k is {k}, but a matrix of shape {tuple(A.shape)} has {smaller} at most")
     if smaller <= 100 or k > smaller // 5:
         U, s, Vh = torch.linalg.svd(A, full_matrices=False)
