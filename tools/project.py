@@ -27,7 +27,7 @@ import sys
 import time
 
 OLDEST = (3, 11)
-TESTED = ((3, 11), (3, 12), (3, 13))
+TESTED = ((3, 11), (3, 13))
 NEEDED_GB = 3
 # On Linux the installer takes torch for GPUs unless it is told where the small build lies.
 NEEDED_WITH_GPU_GB = 8
