@@ -804,6 +804,8 @@ def _condition_lines(record: Record) -> list[str]:
         mark = "✓ met" if c["met"] else "✗ not met"
         line = f"{mark}: {c['condition']}, measured {_number(c['measured'])}"
         tiers.setdefault(line, []).append(c["tier"])
+    if len({c["tier"] for c in record.conditions}) == 1:
+        return list(tiers)
     return [f"{line} (for {', '.join(map(repr, names))})" for line, names in tiers.items()]
 
 
