@@ -52,6 +52,10 @@ def leading_singular_triplets(A: Tensor, k: int, *, seed: int = 0) -> SingularTr
     k = checks.positive_integer("k", k)
     if k > smaller:
         raise ValueError(f"k is {k}, but a matrix of shape {tuple(A.shape)} has {smaller} at most")
+    if not A.any():
+        # ARPACK cannot start on a zero matrix, whose singular vectors are any orthonormal ones.
+        U, V = (torch.eye(size, k, dtype=A.dtype, device=A.device) for size in A.shape)
+        return SingularTriplets(U, A.new_zeros(k), V)
     if smaller <= 100 or k > smaller // 5:
         U, s, Vh = torch.linalg.svd(A, full_matrices=False)
         return SingularTriplets(U[:, :k], s[:k], Vh[:k].T)
@@ -113,12 +117,14 @@ def count_outliers(singular_values: Tensor, edge: float, *, margin: float = 0.0)
         margin: Share of the edge to leave free, at least 0.
 
     Raises:
-        ValueError: If the edge is not positive or the margin is negative.
+        ValueError: If the edge is not positive, the margin is negative, or a singular value is
+            NaN or infinite.
 
     Example:
         >>> count_outliers(torch.tensor([3.0, 2.2, 2.0, 1.0]), 2.0, margin=0.05)
         2
     """
+    checks.vector("singular_values", singular_values)
     if not edge > 0:
         raise ValueError(f"edge is {edge:g}, but a positive number is needed")
     threshold = edge * (1 + checks.nonnegative("margin", margin))
