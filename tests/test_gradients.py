@@ -310,9 +310,9 @@ def test_bad_mu(mu, error, message):
 
 
 def test_bad_losses_and_labels():
-    with pytest.raises(ValueError, match="^loss is 'hinge', but one of mse, huber, log-cosh,"):
+    with pytest.raises(ValueError, match=r"^loss is 'hinge', but one of mse, huber, log-cosh,"):
         loss_gradient(DATA.X, RESIDUE, NETWORK, "hinge")
-    with pytest.raises(ValueError, match="^y has the label .*, but the logistic loss needs"):
+    with pytest.raises(ValueError, match=r"^y has the label .*, but the logistic loss needs"):
         loss_gradient(DATA.X, RESIDUE, NETWORK, "logistic")
     with pytest.raises(ValueError, match=r"^y has shape \(4,\)"):
         loss_gradient(DATA.X, RESIDUE[:4], NETWORK)

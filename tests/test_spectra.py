@@ -153,8 +153,8 @@ def test_bad_edges():
 @given(st.integers(2, 6), st.integers(0, 99), st.floats(-9, 9).filter(lambda x: abs(x) > 1e-3))
 def test_alignment_is_the_cosine_without_sign_and_scale(n, seed, factor):
     u, v = gaussian(n, seed=seed), gaussian(n, seed=seed + 1)
-    u, v = u.numpy(), v.numpy()
-    cosine = np.dot(u, v) / math.sqrt(np.dot(u, u) * np.dot(v, v))
+    x, y = u.numpy(), v.numpy()
+    cosine = np.dot(x, y) / math.sqrt(np.dot(x, x) * np.dot(y, y))
     assert spectra.alignment(u, v) == pytest.approx(abs(cosine))
     assert spectra.alignment(v, factor * u) == pytest.approx(abs(cosine))
     assert spectra.alignment(u, factor * u) == pytest.approx(1)
