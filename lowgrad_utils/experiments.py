@@ -152,7 +152,8 @@ def scenario(
         rows = normalise_rows(data.q.expand(m, d))
         network = TwoLayerNetwork(rows, network.a, activation, scaling)
     if residue.startswith("beta="):
-        r = residue_with_alignment(data, float(residue.removeprefix("beta=")), seed=seed)
+        beta = checks.nonnegative("beta", residue.removeprefix("beta="))
+        r = residue_with_alignment(data, beta, seed=seed)
     else:
         r = RESIDUES[checks.choice("residue", residue, RESIDUES)](data, network, loss, seed)
     return Scenario(data, network, r, decompose(data, network, r))
