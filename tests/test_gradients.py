@@ -127,7 +127,8 @@ def check_pieces(parts, explicit):
 @pytest.mark.parametrize("scaling", SCALINGS)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_each_piece_is_its_definition(activation, scaling):
-    data, network, r = problem(7, 4, 5, 3, activation=activation, scaling=scaling)
+    # More examples than sigma' takes at a time.
+    data, network, r = problem(70, 4, 5, 3, activation=activation, scaling=scaling)
     covariance = torch.diag(data.eigenvalues) + data.zeta**2 * torch.outer(data.q, data.q)
     s = torch.stack([w @ covariance @ w for w in network.W]).sqrt()
     check_pieces(
@@ -231,6 +232,16 @@ def test_arguments_come_back_unchanged_and_E_is_formed_once():
     assert torch.equal(parts.G, G)
     for before, after in zip(copies, (data.X, data.z, data.q, network.W, network.a, r)):
         assert torch.equal(before, after)
+
+
+def test_weights_that_carry_gradients_are_admitted():
+    data, network, r = problem(70, 3, 4, 0)
+    tracked = TwoLayerNetwork(network.W.clone().requires_grad_(), network.a, "gelu")
+    parts = decompose(data, tracked, r)
+    assert torch.equal(parts.E, decompose(data, network, r).E)
+    assert not parts.G.requires_grad
+    assert not loss_gradient(data.X, r, tracked).requires_grad
+    assert tracked.W.grad is None
 
 
 def test_float32_stays_float32_and_near_float64():

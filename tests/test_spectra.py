@@ -89,7 +89,13 @@ def test_triplets_of_low_rank():
 
 @pytest.mark.parametrize("size", [5, 150])
 def test_a_zero_matrix_has_norm_zero(size):
-    assert spectra.operator_norm(torch.zeros(size, size + 3, dtype=FLOAT)) == 0
+    A = torch.zeros(size, size + 3, dtype=FLOAT)
+    assert spectra.operator_norm(A) == 0
+    U, s, V = spectra.leading_singular_triplets(A, 2)
+    assert s.tolist() == [0, 0]
+    for vectors, length in ((U, size), (V, size + 3)):
+        assert vectors.shape == (length, 2)
+        torch.testing.assert_close(vectors.T @ vectors, torch.eye(2, dtype=FLOAT))
 
 
 @given(st.integers(1, 7), st.integers(1, 7), st.integers(0, 99))
