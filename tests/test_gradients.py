@@ -53,7 +53,7 @@ _LOSS = {
 @pytest.mark.parametrize(
     ("activation", "loss", "scaling"), list(product(ACTIVATIONS, LOSSES, SCALINGS))
 )
-@pytest.mark.parametrize(("n", "d", "m"), [(6, 9, 11), (9, 5, 3)])
+@pytest.mark.parametrize(("n", "d", "m"), [(6, 9, 11), (70, 5, 3)])
 def test_the_gradient_is_that_of_automatic_differentiation(activation, loss, scaling, n, d, m):
     seed = n + len(activation) + len(loss)
     X, network = (
@@ -242,6 +242,19 @@ def test_weights_that_carry_gradients_are_admitted():
     assert not parts.G.requires_grad
     assert not loss_gradient(data.X, r, tracked).requires_grad
     assert tracked.W.grad is None
+
+
+def test_weights_may_carry_gradients():
+    W = NETWORK.W.clone().requires_grad_()
+    trained = TwoLayerNetwork(W, NETWORK.a, "gelu")
+    y = gaussian(5, seed=3)
+    G = loss_gradient(DATA.X, y, trained)
+    _LOSS["mse"](trained(DATA.X), y).mean().backward()
+    torch.testing.assert_close(G, W.grad.T)
+    parts = decompose(DATA, trained, RESIDUE)
+    torch.testing.assert_close(parts.E, decompose(DATA, NETWORK, RESIDUE).E)
+    assert not G.requires_grad
+    assert not parts.G.requires_grad
 
 
 def test_float32_stays_float32_and_near_float64():

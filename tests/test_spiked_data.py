@@ -255,6 +255,20 @@ def test_estimated_exponents_come_from_singular_values(n, d, seed):
     assert spiked_data.estimate_nu(255 * X, unit="raw") == pytest.approx(raw + shift, abs=1e-9)
 
 
+@pytest.mark.parametrize("shape", [(3, 9), (9, 3)])
+def test_the_exponent_takes_the_smaller_gram_matrix(shape, monkeypatch):
+    sizes = []
+    eigvalsh = torch.linalg.eigvalsh
+
+    def watched(gram):
+        sizes.append(len(gram))
+        return eigvalsh(gram)
+
+    monkeypatch.setattr(torch.linalg, "eigvalsh", watched)
+    spiked_data.estimate_nu(gaussian(*shape))
+    assert sizes == [3]
+
+
 @pytest.mark.parametrize(
     ("X", "unit_", "message"),
     [
