@@ -1,5 +1,7 @@
+import importlib.util
 import math
 from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
@@ -282,6 +284,38 @@ def test_one_thread_and_two_agree_to_rounding():
     torch.testing.assert_close(one.G, two.G, rtol=0, atol=1e-12 * scale)
     torch.testing.assert_close(one.E, two.E, rtol=0, atol=1e-12 * scale)
     assert one.S2.norm == pytest.approx(two.S2.norm, rel=1e-12)
+
+
+@pytest.fixture(scope="module")
+def benchmark():
+    path = Path(__file__).parents[1] / "benchmarks" / "run.py"
+    spec = importlib.util.spec_from_file_location("benchmark_run", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_counter_of_arrays_counts_what_is_alive(benchmark):
+    x = gaussian(100, 100)
+    with benchmark.LiveArrays() as arrays:
+        one = x + 1
+        two = x + 2
+        two.mul_(one[:, :50].sum())  # A view, a scalar and an operation in place.
+        del one
+        three = two + x
+    assert three.shape == (100, 100)
+    assert arrays.peak == 2 * x.nbytes + 8
+    assert arrays.shapes == {(100, 100), ()}
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_at_most_three_large_arrays_are_alive(benchmark, activation):
+    data, network, r = problem(300, 100, 500, 0, activation=activation)
+    with benchmark.LiveArrays() as arrays:
+        decompose(data, network, r)
+    assert 2 < arrays.peak / (data.n * network.m * 8) < 3
+    assert not arrays.shapes & {(data.n, data.n), (data.d, data.d)}
+    assert (data.n, network.m) in arrays.shapes
 
 
 DATA, NETWORK, RESIDUE = problem(5, 3, 4, 0)
