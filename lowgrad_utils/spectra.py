@@ -94,14 +94,19 @@ def bulk_edge(A: Tensor, *, outliers: int = 0) -> float:
         outliers: How many of its largest singular values do not belong to the bulk.
 
     Raises:
-        ValueError: If A is not a finite matrix, or ``outliers`` is negative or too large.
+        ValueError: If A is not a finite matrix, or ``outliers`` is not a whole number, negative or
+            too large.
 
     Example:
         >>> bulk_edge(torch.diag(torch.tensor([5.0, 3.0, 2.0]).double()), outliers=1)
         3.0
     """
-    if outliers < 0:
-        raise ValueError(f"outliers is {outliers}, but at least 0 is needed")
+    smaller = min(checks.matrix("A", A).shape)
+    if not isinstance(outliers, int | np.integer) or not 0 <= outliers < smaller:
+        raise ValueError(
+            f"outliers is {outliers!r}, but a whole number from 0 to {smaller - 1} is needed for "
+            f"a matrix of shape {tuple(A.shape)}"
+        )
     return float(leading_singular_triplets(A, outliers + 1).s[-1])
 
 

@@ -131,6 +131,22 @@ def test_bad_arguments_of_the_triplets(A, k, error, message):
         spectra.leading_singular_triplets(A, k)
 
 
+@pytest.mark.parametrize("shape", [(5, 8), (120, 160)])
+def test_the_edge_is_the_largest_value_after_the_outliers(shape):
+    A = spiked(*shape, values=(6.0, 4.0, 3.0))
+    s = torch.linalg.svdvals(A)
+    assert spectra.bulk_edge(A) == pytest.approx(float(s[0]), rel=1e-10)
+    for outliers in (0, 1, 3, 4):
+        edge = spectra.bulk_edge(A, outliers=outliers)
+        assert edge == pytest.approx(float(s[outliers]), rel=1e-10)
+
+
+@pytest.mark.parametrize("outliers", [-1, 3, 0.5, None])
+def test_outliers_that_a_matrix_cannot_have(outliers):
+    with pytest.raises(ValueError, match=rf"^outliers is {outliers}, but a whole number from 0 to"):
+        spectra.bulk_edge(gaussian(3, 4), outliers=outliers)
+
+
 @given(st.lists(st.floats(0, 10), min_size=1, max_size=8), st.floats(0.1, 5), st.floats(0, 1))
 def test_outliers_are_those_above_edge_and_margin(values, edge, margin):
     expected = sum(value > edge * (1 + margin) for value in values)
@@ -141,6 +157,7 @@ def test_outliers_are_those_above_edge_and_margin(values, edge, margin):
 def test_a_value_at_the_edge_is_no_outlier():
     s = torch.tensor([2.0, 1.0], dtype=FLOAT)
     assert spectra.count_outliers(s, 2.0) == 0
+    assert spectra.count_outliers(s, 2.0 * (1 - 1e-9)) == 1
     assert spectra.count_outliers(s, 1.0) == 1
     assert spectra.count_outliers(s, 1.0, margin=1.0) == 0
 

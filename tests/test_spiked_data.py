@@ -115,6 +115,13 @@ def test_the_same_seed_repeats_and_gives_independent_data_and_weights():
         assert (left @ right.T).abs().max() < 6 / 20
 
 
+def test_the_defaults_are_an_isotropic_bulk_and_seed_0():
+    X = sample_spiked_data(3, 5, nu=0.2).X
+    assert torch.equal(X, sample_spiked_data(3, 5, nu=0.2, alpha=0.0, seed=0).X)
+    chosen = sample_targets(X, "triple-index", noise=0.1, seed=0)
+    assert torch.equal(sample_targets(X).y, chosen.y)
+
+
 def test_a_generator_is_used_and_moves_on():
     generator = torch.Generator().manual_seed(1)
     first, second = (sample_spiked_data(3, 4, nu=0.0, seed=generator).X for _ in range(2))
