@@ -229,3 +229,10 @@ ONES = torch.ones(3, dtype=FLOAT)
 def test_arguments_out_of_range(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+@given(st.floats(0.05, 0.95), st.floats(0.01, 0.99))
+def test_just_below_the_fourth_root_of_the_ratio_nothing_shows(ratio, share):
+    # Between the square root and the fourth root, where a wrong root would show a spike.
+    theta = ratio**0.5 + share * (ratio**0.25 - ratio**0.5)
+    assert rm.spiked_singular_value(theta, ratio) == (1 + math.sqrt(ratio), 0.0, 0.0)
