@@ -77,6 +77,24 @@ def unit_rows(name: str, value: Tensor) -> Tensor:
     return value
 
 
+def same_dtype(**tensors: Tensor) -> None:
+    """Check that all tensors have the dtype of the first; each is named by its keyword.
+
+    Args:
+        **tensors: The tensors.
+
+    Raises:
+        TypeError: If one differs.
+    """
+    (first, reference), *others = tensors.items()
+    for name, value in others:
+        if value.dtype != reference.dtype:
+            raise TypeError(
+                f"{name} has dtype {value.dtype}, but {first} has {reference.dtype}; "
+                "convert one of them, as in x.double()"
+            )
+
+
 def nonnegative(name: str, value: float) -> float:
     """Return ``value`` as a float if it is finite and at least zero.
 
@@ -91,6 +109,24 @@ def nonnegative(name: str, value: float) -> float:
     wanted = "a finite number of at least 0 is needed"
     number = _number(name, value, wanted)
     if not 0 <= number < float("inf"):
+        raise ValueError(f"{name} is {number:g}, but {wanted}")
+    return number
+
+
+def positive(name: str, value: float) -> float:
+    """Return ``value`` as a float if it is finite and greater than zero.
+
+    Args:
+        name: The argument's name, for the message.
+        value: The number to check.
+
+    Raises:
+        TypeError: If it is no number.
+        ValueError: If it is zero, negative, NaN or infinite.
+    """
+    wanted = "a positive, finite number is needed"
+    number = _number(name, value, wanted)
+    if not 0 < number < float("inf"):
         raise ValueError(f"{name} is {number:g}, but {wanted}")
     return number
 

@@ -79,6 +79,7 @@ def closed_form_gradient(X: Tensor, network: TwoLayerNetwork, residue: Tensor) -
         G, d x m. The paper writes the update with m x d; its left singular vectors are ours.
 
     Raises:
+        TypeError: If an argument is not a floating-point tensor, or dtypes differ.
         ValueError: If shapes do not fit, or an entry is NaN or infinite.
 
     Source: Low Rank Gradients, Proposition 2.1 with lambda = 0.
@@ -104,6 +105,7 @@ def loss_gradient(X: Tensor, y: Tensor, network: TwoLayerNetwork, loss: str = "m
         loss: A key of ``LOSSES``.
 
     Raises:
+        TypeError: If an argument is not a floating-point tensor, or dtypes differ.
         ValueError: If shapes do not fit, an entry is NaN or infinite, a label is outside the
             loss's domain, or the loss is unknown.
 
@@ -132,6 +134,7 @@ def decompose(
         G as a matrix, the three rank-one terms as factors, E on demand.
 
     Raises:
+        TypeError: If an argument is not a floating-point tensor, or dtypes differ.
         ValueError: If shapes do not fit, or an entry is NaN or infinite.
 
     Source: Low Rank Gradients, Section 3.
@@ -150,6 +153,7 @@ def decompose(
         # For real data the mean over the examples is at hand; network.mu would form X W^T again.
         mu = slopes.mean(dim=0) if data.eigenvalues is None else network.mu(data)
     mu = checks.vector("mu", mu, length=network.m)
+    checks.same_dtype(W=network.W, mu=mu)
     scale = network.gamma / data.n
     weighted = data.z * residue
     spread = network.a * (slopes.T @ weighted - weighted.sum() * mu)
@@ -166,6 +170,7 @@ def _slopes(X: Tensor, network: TwoLayerNetwork, residue: Tensor) -> Tensor:
     """Compute sigma'(X W^T), n x m, after the checks that every gradient needs."""
     checks.matrix("X", X, columns=network.W.shape[1])
     checks.vector("residue", residue, length=X.shape[0])
+    checks.same_dtype(W=network.W, X=X, residue=residue)
     slopes = X @ network.W.T
     # In place and a few rows at a time: the temporaries of sigma', up to five of them, stay small
     # and in cache.

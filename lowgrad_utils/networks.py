@@ -323,6 +323,7 @@ class TwoLayerNetwork:
         scaling: ``"ntk"`` (gamma = 1/sqrt(m)) or ``"mean-field"`` (gamma = 1/m).
 
     Raises:
+        TypeError: If W or a is not a floating-point tensor, or they differ in dtype.
         ValueError: If a row of W is not of unit length, shapes do not fit, an entry is NaN or
             infinite, or a name is unknown.
 
@@ -342,6 +343,7 @@ class TwoLayerNetwork:
     def __post_init__(self):
         checks.unit_rows("W", checks.matrix("W", self.W).detach())
         checks.vector("a", self.a, length=self.W.shape[0])
+        checks.same_dtype(W=self.W, a=self.a)
         checks.choice("activation", self.activation, ACTIVATIONS)
         checks.choice("scaling", self.scaling, SCALINGS)
 
@@ -400,9 +402,11 @@ class TwoLayerNetwork:
             X: Data, n x d.
 
         Raises:
+            TypeError: If X has another dtype than W.
             ValueError: If X does not have d columns, or has NaN or infinite entries.
         """
         checks.matrix("X", X, columns=self.W.shape[1])
+        checks.same_dtype(W=self.W, X=X)
         return self.gamma * (self.sigma.value(X @ self.W.T) @ self.a)
 
     def mu(self, data: SpikedData) -> Tensor:

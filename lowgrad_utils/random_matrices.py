@@ -45,8 +45,7 @@ def marchenko_pastur_edges(ratio: float, *, sigma: float = 1.0) -> tuple[float, 
         (0.5, 1.5)
     """
     root = math.sqrt(_ratio(ratio))
-    if not sigma > 0:
-        raise ValueError(f"sigma is {sigma:g}, but a positive number is needed")
+    sigma = checks.positive("sigma", sigma)
     return sigma * (1 - root), sigma * (1 + root)
 
 
@@ -86,9 +85,8 @@ def bbp_eigenvalue(strength: float, ratio: float) -> float:
         >>> bbp_eigenvalue(3.0, 1.0)
         4.5
     """
-    if not ratio > 0:
-        raise ValueError(f"ratio is {ratio:g}, but a positive number is needed")
-    if not strength >= 1:
+    ratio, strength = checks.positive("ratio", ratio), checks.positive("strength", strength)
+    if strength < 1:
         raise ValueError(f"strength is {strength:g}, but at least 1 is needed")
     if strength <= 1 + math.sqrt(ratio):
         return (1 + math.sqrt(ratio)) ** 2
@@ -117,8 +115,7 @@ def spiked_singular_value(theta: float, ratio: float) -> Spike:
         >>> spiked_singular_value(1.0, 0.25).value  # doctest: +ELLIPSIS
         1.5811...
     """
-    if not theta > 0:
-        raise ValueError(f"theta is {theta:g}, but a positive number is needed")
+    theta = checks.positive("theta", theta)
     c, t = _ratio(ratio), theta**2
     if theta <= c**0.25:
         return Spike(1 + math.sqrt(c), 0.0, 0.0)
@@ -173,14 +170,11 @@ def predict_spike(
 
     Source: Benaych-Georges and Nadakuditi (2012), Theorem 2.8.
     """
-    if not theta > 0:
-        raise ValueError(f"theta is {theta:g}, but a positive number is needed")
+    theta = checks.positive("theta", theta)
     edge = float(checks.vector("singular_values", singular_values, length=min(shape)).max())
     if not edge > 0:
         raise ValueError("singular_values are all 0, but a bulk is needed")
-    margin = min(shape) ** (-2 / 3) if margin is None else margin
-    if not margin > 0:
-        raise ValueError(f"margin is {margin:g}, but a positive number is needed")
+    margin = checks.positive("margin", min(shape) ** (-2 / 3) if margin is None else margin)
     start = edge * (1 + margin)
     gap = lambda x: d_transform(x, singular_values, shape) - theta**-2  # noqa: E731
     # |theta u v^T + bulk| <= theta + edge, so the root cannot lie beyond.
@@ -190,6 +184,7 @@ def predict_spike(
 
 
 def _ratio(ratio: float) -> float:
-    if not 0 < ratio <= 1:
+    number = checks.positive("ratio", ratio)
+    if number > 1:
         raise ValueError(f"ratio is {ratio:g}, but n/d in (0, 1] is needed; transpose the bulk")
-    return float(ratio)
+    return number

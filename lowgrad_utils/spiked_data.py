@@ -24,8 +24,9 @@ class SpikedData:
             or None for real data, whose population covariance nobody knows.
 
     Raises:
-        TypeError: If a tensor is not one, or not of floating point.
-        ValueError: If shapes do not fit, q is not a unit vector, or zeta is not positive.
+        TypeError: If a tensor is not one, not of floating point, or of another dtype than X.
+        ValueError: If shapes do not fit, q is not a unit vector, zeta is not positive, or an
+            eigenvalue is negative.
     """
 
     X: Tensor = field(repr=False)
@@ -38,10 +39,12 @@ class SpikedData:
         n, d = checks.matrix("X", self.X).shape
         checks.vector("z", self.z, length=n)
         checks.unit_rows("q", checks.vector("q", self.q, length=d)[None])
-        if checks.nonnegative("zeta", self.zeta) == 0:
-            raise ValueError("zeta is 0, but a positive spike strength is needed")
+        checks.same_dtype(X=self.X, z=self.z, q=self.q)
+        checks.positive("zeta", self.zeta)
         if self.eigenvalues is not None:
             checks.vector("eigenvalues", self.eigenvalues, length=d)
+            checks.same_dtype(X=self.X, eigenvalues=self.eigenvalues)
+            checks.nonnegative("the least of eigenvalues", self.eigenvalues.min())
 
     @property
     def n(self) -> int:
@@ -68,7 +71,11 @@ class SpikedData:
 
         Args:
             r: A vector of length n, such as the residue.
+
+        Raises:
+            ValueError: If r does not fit.
         """
+        checks.vector("r", r, length=self.n)
         return self.X.T @ r - self.zeta * (self.z @ r) * self.q
 
     def preactivation_scale(self, W: Tensor) -> Tensor:
@@ -78,9 +85,11 @@ class SpikedData:
             W: Inner weights, m x d.
 
         Raises:
+            TypeError: If W has another dtype than the data.
             ValueError: For real data, whose covariance is unknown, or if W does not fit.
         """
         checks.matrix("W", W, columns=self.d)
+        checks.same_dtype(X=self.X, W=W)
         if self.eigenvalues is None:
             raise ValueError(
                 "these data have no known covariance; pass mu, or use the mean over the examples"

@@ -97,6 +97,22 @@ def test_nonnegative_numbers():
             checks.nonnegative("nu", bad)
 
 
+def test_positive_numbers():
+    assert [checks.positive("theta", value) for value in (1, 0.5, np.float64(2))] == [1, 0.5, 2]
+    for bad in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=r"^theta is .*, but a positive, finite number"):
+            checks.positive("theta", bad)
+    with pytest.raises(TypeError, match=r"^theta is 'two', but a positive, finite number"):
+        checks.positive("theta", "two")
+
+
+def test_tensors_of_one_precision():
+    checks.same_dtype(X=GOOD, y=GOOD[0])
+    message = r"^y has dtype torch\.float32, but X has torch\.float64; convert one .*double\(\)$"
+    with pytest.raises(TypeError, match=message):
+        checks.same_dtype(X=GOOD, z=GOOD, y=GOOD.float())
+
+
 def test_whole_numbers():
     assert checks.positive_integer("n", 3) == checks.positive_integer("n", np.int64(3)) == 3
     assert isinstance(checks.positive_integer("n", 3.0), int)

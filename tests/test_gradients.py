@@ -328,6 +328,7 @@ DATA, NETWORK, RESIDUE = problem(5, 3, 4, 0)
         (RESIDUE[:, None], ValueError, r"^residue has shape \(5, 1\), but a vector"),
         (RESIDUE * math.nan, ValueError, "^residue has 5 NaN or infinite"),
         ([1.0] * 5, TypeError, "^residue is a list"),
+        (RESIDUE.float(), TypeError, "^residue has dtype torch.float32, but W has torch.float64"),
     ],
 )
 def test_bad_residues(residue, error, message):
@@ -345,6 +346,7 @@ def test_bad_residues(residue, error, message):
         (DATA.X[:0], ValueError, r"^X has shape \(0, 8\): it is empty"),
         (DATA.X * math.inf, ValueError, "^X has 40 NaN or infinite"),
         (DATA.X.numpy(), TypeError, "^X is a ndarray"),
+        (DATA.X.float(), TypeError, "^X has dtype torch.float32, but W has torch.float64"),
     ],
 )
 def test_bad_data(X, error, message):
@@ -360,6 +362,7 @@ def test_bad_data(X, error, message):
         (torch.ones(5, dtype=FLOAT), ValueError, r"^mu has shape \(5,\), .* length 4"),
         (torch.full((4,), math.nan), ValueError, "^mu has 4 NaN"),
         (0.5, TypeError, "^mu is a float"),
+        (torch.ones(4), TypeError, "^mu has dtype torch.float32, but W has torch.float64"),
     ],
 )
 def test_bad_mu(mu, error, message):

@@ -276,6 +276,13 @@ def test_random_networks_repeat_by_seed():
     assert not torch.equal(one.W, other.W)
 
 
+def test_the_weights_are_not_the_data_of_the_same_seed():
+    bulk = sample_spiked_data(20, 400, nu=0.0, seed=1).X_B
+    W = TwoLayerNetwork.random(400, 20, seed=1).W
+    # Cosines of independent directions are about N(0, 1/400); one stream would give W = X.
+    assert (W @ bulk.T / bulk.norm(dim=1)).abs().max() < 6 / 20
+
+
 def test_a_shift_is_added_to_unit_rows_before_they_are_normalised_again():
     q = normalise_rows(gaussian(1, 7, seed=9))[0]
     plain, shifted = (TwoLayerNetwork.random(7, 5, shift=s, seed=4) for s in (None, 0.3 * q))
@@ -309,6 +316,7 @@ ROWS = normalise_rows(gaussian(4, 3))
         ({"W": ROWS * math.nan}, ValueError, "^W has 12 NaN"),
         ({"a": torch.ones(3, dtype=FLOAT)}, ValueError, r"^a has shape \(3,\), .* length 4"),
         ({"a": tensor(1, 1, 1, math.inf)}, ValueError, "^a has 1 NaN or infinite"),
+        ({"a": torch.ones(4)}, TypeError, "^a has dtype torch.float32, but W has torch.float64"),
         ({"activation": "swish"}, ValueError, "^activation is 'swish', but one of relu, elu"),
         ({"scaling": "mup"}, ValueError, "^scaling is 'mup', but one of ntk, mean-field is"),
     ],
@@ -345,6 +353,17 @@ def test_bad_random_networks(changes, message):
 def test_bad_inputs_of_a_network(X, message):
     with pytest.raises(ValueError, match=message):
         TwoLayerNetwork.random(3, 4)(X)
+
+
+def test_data_of_another_precision_than_the_network():
+    with pytest.raises(TypeError, match=r"^X has dtype torch\.float32, but W has torch\.float64"):
+        TwoLayerNetwork.random(3, 4)(gaussian(5, 3).float())
+
+
+def test_no_standard_deviations():
+    for name in ("relu", "tanh"):
+        with pytest.raises(ValueError, match=r"^s has shape \(0,\): it is empty"):
+            ACTIVATIONS[name].mu(tensor())
 
 
 def test_weights_may_carry_gradients():

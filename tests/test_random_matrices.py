@@ -207,9 +207,11 @@ ONES = torch.ones(3, dtype=FLOAT)
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: rm.marchenko_pastur_edges(0.0), ValueError, r"^ratio is 0, .*transpose"),
+        (lambda: rm.marchenko_pastur_edges(0.0), ValueError, r"^ratio is 0, but a positive"),
         (lambda: rm.marchenko_pastur_edges(1.5), ValueError, r"^ratio is 1\.5, .*transpose"),
         (lambda: rm.marchenko_pastur_edges(math.nan), ValueError, r"^ratio is nan"),
+        (lambda: rm.marchenko_pastur_edges("half"), TypeError, r"^ratio is 'half'"),
+        (lambda: rm.predict_spike(math.inf, ONES, (3, 4)), ValueError, r"^theta is inf"),
         (lambda: rm.marchenko_pastur_edges(0.5, sigma=0), ValueError, r"^sigma is 0"),
         (lambda: rm.marchenko_pastur_density(ONES, 2.0), ValueError, r"^ratio is 2"),
         (lambda: rm.bbp_eigenvalue(0.9, 1.0), ValueError, r"^strength is 0\.9, but at least 1"),

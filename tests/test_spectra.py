@@ -77,6 +77,15 @@ def test_one_thread_and_two_agree_to_rounding():
     np.testing.assert_allclose(one, two, rtol=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "size"), [(FLOAT, 1e-200), (FLOAT, 1e200), (torch.float32, 1e-25)]
+)
+def test_triplets_of_matrices_whose_squares_leave_the_range(dtype, size):
+    A = spiked(130, 150, values=(3.0, 2.0)).to(dtype)
+    s = spectra.leading_singular_triplets(size * A, 2).s
+    np.testing.assert_allclose(s / size, torch.linalg.svdvals(A)[:2], rtol=1e-5)
+
+
 def test_triplets_of_low_rank():
     # The tail is 0 to rounding; Lanczos must neither fail nor invent values.
     u, v = gaussian(150), gaussian(140, seed=1)
@@ -164,8 +173,8 @@ def test_a_value_at_the_edge_is_no_outlier():
 
 def test_bad_edges():
     s = torch.ones(2)
-    for edge in (0.0, -1.0, math.nan):
-        with pytest.raises(ValueError, match=r"^edge is .*, but a positive number"):
+    for edge in (0.0, -1.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match=r"^edge is .*, but a positive, finite number"):
             spectra.count_outliers(s, edge)
     with pytest.raises(ValueError, match=r"^margin is -0\.1"):
         spectra.count_outliers(s, 1.0, margin=-0.1)
@@ -182,6 +191,11 @@ def test_alignment_is_the_cosine_without_sign_and_scale(n, seed, factor):
     assert spectra.alignment(v, factor * u) == pytest.approx(abs(cosine))
     assert spectra.alignment(u, factor * u) == pytest.approx(1)
     assert spectra.alignment(u, u) <= 1
+
+
+def test_alignments_of_mixed_precision():
+    with pytest.raises(TypeError, match=r"^v has dtype torch\.float32, but u has torch\.float64"):
+        spectra.alignment(gaussian(3), gaussian(3).float())
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,8 @@ def test_data_are_bulk_plus_spike(n, more, nu, alpha, seed):
     torch.testing.assert_close(data.X - spike, data.X_B)
     r = gaussian(n, seed=seed)
     torch.testing.assert_close(data.bulk_times(r), (data.X - spike).T @ r)
+    with pytest.raises(ValueError, match=rf"^r has shape .*, but a vector of length {n} is"):
+        data.bulk_times(r[1:])
 
 
 def test_the_bulk_and_z_do_not_depend_on_the_spike():
@@ -89,6 +91,8 @@ def test_preactivation_scale_is_the_explicit_quadratic_form():
     torch.testing.assert_close(data.preactivation_scale(W), explicit)
     with pytest.raises(ValueError, match=r"^W has shape \(5, 9\), but any x 8"):
         sample_spiked_data(6, 8, nu=0.4).preactivation_scale(W)
+    with pytest.raises(TypeError, match=r"^W has dtype torch\.float32, but X has torch\.float64"):
+        data.preactivation_scale(W.float())
     with pytest.raises(ValueError, match="no known covariance; pass mu"):
         split_spike(data.X).preactivation_scale(W)
 
@@ -180,7 +184,11 @@ def test_a_direction_in_float32_is_admitted():
         ({"q": unit(1, 2, 3, 4) * 1.1}, ValueError, "of q has length 1.1"),
         ({"zeta": 0.0}, ValueError, "^zeta is 0, but a positive"),
         ({"zeta": -1.0}, ValueError, "^zeta is -1"),
+        ({"zeta": math.inf}, ValueError, "^zeta is inf"),
         ({"eigenvalues": gaussian(3)}, ValueError, "^eigenvalues has shape"),
+        ({"eigenvalues": unit(1, 2, 3, -4)}, ValueError, "^the least of eigenvalues is -0.7"),
+        ({"z": gaussian(3).float()}, TypeError, "^z has dtype torch.float32, but X has"),
+        ({"eigenvalues": unit(1, 2, 3, 4).float()}, TypeError, "^eigenvalues has dtype"),
     ],
 )
 def test_data_put_together_by_hand_are_checked(changes, error, message):
@@ -257,7 +265,8 @@ def test_estimated_exponents_come_from_singular_values(n, d, seed):
     bulk = math.log(first / second) / math.log(n)
     assert spiked_data.estimate_nu(X) == pytest.approx(bulk, abs=1e-7)
     # Only the raw estimate depends on the units.
-    assert spiked_data.estimate_nu(255 * X) == pytest.approx(bulk, abs=1e-7)
+    for factor in (255, 1e-9):
+        assert spiked_data.estimate_nu(factor * X) == pytest.approx(bulk, abs=1e-7)
     shift = math.log(255) / math.log(n)
     assert spiked_data.estimate_nu(255 * X, unit="raw") == pytest.approx(raw + shift, abs=1e-9)
 
