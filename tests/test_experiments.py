@@ -99,6 +99,8 @@ def test_residues_of_a_scenario():
     data = sample_spiked_data(300, 400, nu=0.3, seed=2)
     assert max(cosine(one, column) for column in data.X.T) < 6 / math.sqrt(300)
     assert cosine(one, data.z) < 4.5 / math.sqrt(300)
+    # The first numbers of the data's stream fill their first row.
+    assert cosine(one, data.X_B.flatten()[:300]) < 4.5 / math.sqrt(300)
 
 
 def test_the_residue_by_alignment_of_a_scenario():

@@ -78,6 +78,12 @@ def test_derivatives_are_those_of_automatic_differentiation(name):
     torch.testing.assert_close(sigma.second_derivative(POINTS), second, rtol=1e-8, atol=1e-10)
 
 
+@each_activation
+def test_at_the_kink_the_derivative_is_the_one_torch_trains_with(name):
+    sigma, origin = ACTIVATIONS[name], tensor(0.0)
+    torch.testing.assert_close(sigma.derivative(origin), derivative(sigma.value, origin))
+
+
 def _first(function, x):
     return torch.autograd.grad(function(x).sum(), x, create_graph=True)[0]
 
