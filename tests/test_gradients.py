@@ -256,6 +256,7 @@ def test_weights_may_carry_gradients():
     parts = decompose(DATA, trained, RESIDUE)
     torch.testing.assert_close(parts.E, decompose(DATA, NETWORK, RESIDUE).E)
     assert not G.requires_grad
+    assert not closed_form_gradient(DATA.X, trained, RESIDUE).requires_grad
     assert not parts.G.requires_grad
 
 

@@ -282,6 +282,15 @@ def test_random_networks_repeat_by_seed():
     assert not torch.equal(one.W, other.W)
 
 
+def test_the_defaults_of_a_random_network():
+    default = TwoLayerNetwork.random(6, 9)
+    chosen = TwoLayerNetwork.random(6, 9, activation="relu", scaling="ntk", shift=None, seed=0)
+    assert torch.equal(default.W, chosen.W)
+    assert (default.activation, default.gamma) == ("relu", 1 / 3)
+    bare = TwoLayerNetwork(chosen.W, chosen.a)
+    assert (bare.activation, bare.scaling) == ("relu", "ntk")
+
+
 def test_the_weights_are_not_the_data_of_the_same_seed():
     bulk = sample_spiked_data(20, 400, nu=0.0, seed=1).X_B
     W = TwoLayerNetwork.random(400, 20, seed=1).W

@@ -2,6 +2,7 @@ import math
 
 import numpy as np
 import pytest
+import scipy.sparse.linalg
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -64,6 +65,24 @@ def test_triplets_repeat_and_do_not_depend_on_the_start():
     assert torch.equal(one.U, same.U)
     other = spectra.leading_singular_triplets(A, 2, seed=9)
     np.testing.assert_allclose(one.s, other.s, rtol=1e-10)
+
+
+def test_large_matrices_take_lanczos_from_a_start_of_the_seed(monkeypatch):
+    starts = []
+    svds = scipy.sparse.linalg.svds
+
+    def watched(*arguments, v0, **options):
+        starts.append(v0)
+        return svds(*arguments, v0=v0, **options)
+
+    monkeypatch.setattr(scipy.sparse.linalg, "svds", watched)
+    for seed in (0, 0, 1):
+        spectra.leading_singular_triplets(spiked(150, 140), 2, seed=seed)
+    assert len(starts) == 3  # A full decomposition would cost ten times as much.
+    assert np.array_equal(starts[0], starts[1])
+    assert not np.allclose(starts[0], starts[2])
+    # From a start of equal entries, singular vectors orthogonal to it could stay unseen.
+    assert np.std(starts[0]) > 0.5
 
 
 def test_one_thread_and_two_agree_to_rounding():
