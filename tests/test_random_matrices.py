@@ -201,6 +201,13 @@ def test_the_margin_is_that_of_the_shorter_side():
     assert inside == pytest.approx(1 + (narrow + wide) / 2)
 
 
+@pytest.mark.parametrize(("share", "outside"), [(0.99, False), (1.01, True)])
+def test_the_margin_is_the_two_thirds_power(share, outside):
+    s, root = torch.ones(4, dtype=FLOAT), 1 + share * 4 ** (-2 / 3)
+    theta = rm.d_transform(root, s, (4, 16)) ** -0.5
+    assert rm.predict_spike(theta, s, (4, 16)) == pytest.approx(root if outside else 1.0)
+
+
 ONES = torch.ones(3, dtype=FLOAT)
 
 
