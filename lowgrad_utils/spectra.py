@@ -1,5 +1,6 @@
 """Leading singular triplets, outliers against an edge, alignments and principal angles."""
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -52,9 +53,8 @@ def leading_singular_triplets(A: Tensor, k: int, *, seed: int = 0) -> SingularTr
     k = checks.positive_integer("k", k)
     if k > smaller:
         raise ValueError(f"k is {k}, but a matrix of shape {tuple(A.shape)} has {smaller} at most")
-    # Lanczos squares A: entries of 1e-160 (1e-20 in float32) would vanish, large ones overflow.
-    scale = float(torch.linalg.vector_norm(A, torch.inf))
-    if scale == 0:
+    largest = float(torch.linalg.vector_norm(A, torch.inf))
+    if largest == 0:
         # ARPACK cannot start on a zero matrix, whose singular vectors are any orthonormal ones.
         U, V = (torch.eye(size, k, dtype=A.dtype, device=A.device) for size in A.shape)
         return SingularTriplets(U, A.new_zeros(k), V)
@@ -62,6 +62,8 @@ def leading_singular_triplets(A: Tensor, k: int, *, seed: int = 0) -> SingularTr
         U, s, Vh = torch.linalg.svd(A, full_matrices=False)
         return SingularTriplets(U[:, :k], s[:k], Vh[:k].T)
     start = np.random.default_rng(seed).standard_normal(smaller).astype(_numpy_dtype(A))
+    # Lanczos squares A: entries of 1e-160 (1e-20 in float32) would vanish, large ones overflow.
+    scale = 2.0 ** (math.frexp(largest)[1] - 1)  # A power of two divides without rounding.
     U, s, Vh = scipy.sparse.linalg.svds(_as_operator(A, scale), k=k, v0=start)
     order = np.argsort(s)[::-1]
     return SingularTriplets(
