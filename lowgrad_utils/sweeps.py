@@ -141,6 +141,7 @@ def spot_check(
     seed: int,
     rtol: float,
     parameters: Sequence[str],
+    atol: float = 0.0,
 ) -> pd.DataFrame:
     """Recompute a random handful of stored cells and compare every measurement.
 
@@ -153,6 +154,8 @@ def spot_check(
             other values must be equal, and NaN agrees with NaN.
         parameters: The columns that are parameters; all others but ``seconds`` and ``error``
             are measurements.
+        atol: Absolute difference below which numbers agree whatever their ratio, for
+            measurements that are zero but for rounding.
 
     Returns:
         One row for each cell and measurement: the parameters, ``quantity``, ``stored``,
@@ -193,7 +196,7 @@ def spot_check(
                 "quantity": name,
                 "stored": row[name],
                 "recomputed": measured[name],
-                "difference": _difference(row[name], measured[name]),
+                "difference": _difference(row[name], measured[name], atol),
             }
             for name in names
         ]
@@ -452,14 +455,19 @@ def _kind(column: pd.Series) -> str:
     return kind
 
 
-def _difference(stored: Any, recomputed: Any) -> float:
-    """Return the relative difference of two numbers; of other values 0 if equal, else infinity."""
+def _difference(stored: Any, recomputed: Any, atol: float) -> float:
+    """Return the relative difference of two numbers, 0 if they are within ``atol``.
+
+    Of other values 0 if equal, else infinity.
+    """
     numbers = [isinstance(v, int | float) and not isinstance(v, bool) for v in (stored, recomputed)]
     if stored == recomputed or (all(numbers) and math.isnan(stored) and math.isnan(recomputed)):
         return 0.0
-    if not all(numbers) or not (math.isfinite(stored) and math.isfinite(recomputed)) or stored == 0:
+    if not all(numbers) or not (math.isfinite(stored) and math.isfinite(recomputed)):
         return math.inf
-    return abs(recomputed - stored) / abs(stored)
+    if abs(recomputed - stored) <= atol:
+        return 0.0
+    return math.inf if stored == 0 else abs(recomputed - stored) / abs(stored)
 
 
 # --- the file of rows ---------------------------------------------------------------------------

@@ -31,6 +31,8 @@ def test_a_random_handful_of_cells_is_recomputed(name):
         cells=5,
         seed=SEED,
         rtol=1e-6,
+        # Second singular values of rank-one cells are rounding, which no two machines share.
+        atol=1e-12,
         parameters=grid.parameters,
     )
     assert len(checked.drop_duplicates(grid.parameters)) == 5

@@ -398,3 +398,16 @@ def test_normalised_rows_point_where_they_did(rows, columns, scale):
 def test_a_zero_row_cannot_be_normalised():
     with pytest.raises(ValueError, match=r"^row 1 of W is zero"):
         normalise_rows(torch.tensor([[1.0, 0.0], [0.0, 0.0]]))
+
+
+@pytest.mark.parametrize(("name", "rise"), [("tanh", 2.0), ("sigmoid", 1.0)])
+def test_wide_preactivations_see_the_whole_rise_of_the_activation(name, rise):
+    # mu(s) = density of s g at 0 times the rise of sigma, to second order in 1/s.
+    s = tensor([300.0, 1000.0, 3000.0])
+    limit = rise / (s * math.sqrt(2 * math.pi))
+    torch.testing.assert_close(ACTIVATIONS[name].mu(s), limit, rtol=1e-4, atol=0)
+
+
+def test_too_wide_a_preactivation_is_named():
+    with pytest.raises(ValueError, match=r"^s has the entry 1e\+06, but at most 1e5"):
+        ACTIVATIONS["tanh"].mu(tensor([1.0, 1e6]))

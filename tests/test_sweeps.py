@@ -470,3 +470,15 @@ def test_spot_check_names_the_cells_that_differ(stored):
         check(1.0, lambda d, seed: {"other": 1})
     with pytest.raises(ValueError, match=r"parameters has \['n'\]"):
         check(1.0, parameters=("n",))
+
+
+def test_spot_check_lets_rounding_pass_and_nothing_larger():
+    stored = pd.DataFrame({"x": [1.0], "y": [3e-17]})
+    check = functools.partial(
+        sweeps.spot_check, stored, cells=1, seed=0, rtol=1e-6, parameters=["x"]
+    )
+    assert len(check(lambda x: {"y": -5e-17}, atol=1e-12)) == 1
+    with pytest.raises(sweeps.SweepError, match="y"):
+        check(lambda x: {"y": -5e-17})
+    with pytest.raises(sweeps.SweepError, match="y"):
+        check(lambda x: {"y": 2e-12}, atol=1e-12)
