@@ -1,7 +1,8 @@
 """Argument checks shared by the public functions: one line, naming the argument and the remedy."""
 
+import math
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
@@ -106,11 +107,7 @@ def nonnegative(name: str, value: float) -> float:
         TypeError: If it is no number.
         ValueError: If it is negative, NaN or infinite.
     """
-    wanted = "a finite number of at least 0 is needed"
-    number = _number(name, value, wanted)
-    if not 0 <= number < float("inf"):
-        raise ValueError(f"{name} is {number:g}, but {wanted}")
-    return number
+    return _finite_number(name, value, lambda x: x >= 0, "a finite number of at least 0 is needed")
 
 
 def positive(name: str, value: float) -> float:
@@ -124,11 +121,7 @@ def positive(name: str, value: float) -> float:
         TypeError: If it is no number.
         ValueError: If it is zero, negative, NaN or infinite.
     """
-    wanted = "a positive, finite number is needed"
-    number = _number(name, value, wanted)
-    if not 0 < number < float("inf"):
-        raise ValueError(f"{name} is {number:g}, but {wanted}")
-    return number
+    return _finite_number(name, value, lambda x: x > 0, "a positive, finite number is needed")
 
 
 def positive_integer(name: str, value: int) -> int:
@@ -195,6 +188,13 @@ def _number(name: str, value: float, wanted: str) -> float:
         return float(value)
     except (TypeError, ValueError):
         raise TypeError(f"{name} is {value!r}, but {wanted}") from None
+
+
+def _finite_number(name: str, value: float, admits: Callable[[float], bool], wanted: str) -> float:
+    number = _number(name, value, wanted)
+    if not (math.isfinite(number) and admits(number)):
+        raise ValueError(f"{name} is {number:g}, but {wanted}")
+    return number
 
 
 def _floating(name: str, value: Tensor) -> None:

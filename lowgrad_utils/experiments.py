@@ -63,9 +63,14 @@ def paper_sizes(d: int) -> tuple[int, int]:
     return round(PSI_1 * d), round(PSI_2 * d)
 
 
+def _residue_on(X: Tensor, y: Tensor, network: TwoLayerNetwork, loss: str) -> Tensor:
+    """Compute the residue on real targets, made binary where the loss needs labels."""
+    chosen = LOSSES[checks.choice("loss", loss, LOSSES)]
+    return chosen.residue(network(X), binary_labels(y) if chosen.binary else y)
+
+
 def _from_network(data: SpikedData, network: TwoLayerNetwork, loss: str, seed: int) -> Tensor:
-    y = sample_targets(data.X, "triple-index", seed=seed).y
-    return LOSSES[loss].residue(network(data.X), binary_labels(y) if LOSSES[loss].binary else y)
+    return _residue_on(data.X, sample_targets(data.X, seed=seed).y, network, loss)
 
 
 def _gaussian(data: SpikedData, seed: int) -> Tensor:
@@ -411,5 +416,4 @@ def initial_residue(
     if noise == "cauchy":
         heavy = torch.empty(n, dtype=torch.float64)
         y = y + 0.1 * heavy.cauchy_(generator=checks.random_stream(seed, "heavy tails"))
-    chosen = LOSSES[checks.choice("loss", loss, LOSSES)]
-    return chosen.residue(network(X), binary_labels(y) if chosen.binary else y)
+    return _residue_on(X, y, network, loss)

@@ -58,7 +58,9 @@ class SpikedData:
 
     @property
     def nu(self) -> float:
-        """Spike exponent log(zeta) / log(n)."""
+        """Spike exponent log(zeta) / log(n), which a single example does not have."""
+        if self.n == 1:
+            raise ValueError("X has 1 row, but 2 are needed for nu = log(zeta) / log(n)")
         return math.log(self.zeta) / math.log(self.n)
 
     @property
@@ -175,6 +177,8 @@ def sample_spiked_data(
     checks.unit_rows("q", checks.vector("q", q, length=d)[None])
     if q.dtype != X.dtype:
         q = q.to(X) / q.to(X).norm()
+    if nu * math.log(n) > 700:
+        raise ValueError(f"nu is {nu:g}, but n^nu overflows; at most {700 / math.log(n):.0f} fits")
     zeta = float(n) ** nu
     return SpikedData(X.addr_(z, q, alpha=zeta), z, q, zeta, eigenvalues)
 

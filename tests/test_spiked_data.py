@@ -369,3 +369,10 @@ def test_labels_split_at_the_median(values):
 def test_labels_of_bad_targets():
     with pytest.raises(ValueError, match=r"^y has 1 NaN"):
         spiked_data.binary_labels(torch.tensor([1.0, torch.nan]))
+
+
+def test_a_spike_that_overflows_and_a_single_example_are_named():
+    with pytest.raises(ValueError, match=r"^nu is 1000, but n\^nu overflows"):
+        sample_spiked_data(30, 40, nu=1000)
+    with pytest.raises(ValueError, match=r"^X has 1 row, but 2 are needed"):
+        _ = sample_spiked_data(1, 4, nu=0.5).nu

@@ -1,19 +1,15 @@
 """Execute the notebooks of the book, several at once, and keep what came out.
 
-    python tools/execute.py [--root DIR] [--workers N] [--cell-timeout SECONDS]
-
 Results lie in `_build/.executed/<document>/<key>.ipynb`. The key covers the notebook, the whole
 of `lowgrad_utils`, the data and the versions of all packages, so nothing stale is ever reused
 and a second run repeats only what failed or changed. `fill_cache` then hands the results to the
 cache that Sphinx reads.
 """
 
-import argparse
 import json
 import os
 import re
 import shutil
-import sys
 import time
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -314,23 +310,3 @@ def fill_cache(root: Path, results: dict[str, Path]) -> int:
 def cached_count(root: Path) -> int:
     """Return how many executed notebooks the cache of Sphinx holds."""
     return len(get_cache(root / "_build" / ".jupyter_cache").list_cache_records())
-
-
-def main() -> int:
-    """Run from the command line; return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parent.parent)
-    parser.add_argument("--workers", type=int, default=WORKERS)
-    parser.add_argument("--cell-timeout", type=int, default=CELL_TIMEOUT)
-    args = parser.parse_args()
-    try:
-        results = execute_book(args.root.resolve(), args.workers, args.cell_timeout)
-    except BookError as error:
-        print(error, file=sys.stderr)
-        return 1
-    fill_cache(args.root.resolve(), results)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
