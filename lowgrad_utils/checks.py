@@ -1,12 +1,16 @@
 """Argument checks shared by the public functions: one line, naming the argument and the remedy."""
 
 import math
+import os
 import zlib
 from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
 from torch import Tensor
+
+#: The environment variable that exchanges every stream of random numbers for a fresh one.
+FRESH_SEEDS_VARIABLE = "LOWGRAD_FRESH_SEEDS"
 
 
 class AssumptionWarning(UserWarning):
@@ -164,6 +168,8 @@ def random_stream(seed: int | torch.Generator, purpose: str) -> torch.Generator:
 
     Data and weights drawn with the same integer seed must be independent. Plain
     ``manual_seed(seed)`` in both places would hand them the same Gaussians, and W would be X.
+    With the environment variable ``LOWGRAD_FRESH_SEEDS`` set to k > 0, every integer seed gives
+    another stream, the k-th set of fresh ones: so a whole chapter is repeated on other draws.
 
     Args:
         seed: An integer of at least 0, or a generator to go on with.
@@ -179,8 +185,17 @@ def random_stream(seed: int | torch.Generator, purpose: str) -> torch.Generator:
         raise TypeError(f"seed is {seed!r}, but an integer or a torch.Generator is needed")
     if seed < 0:
         raise ValueError(f"seed is {seed}, but an integer of at least 0 is needed")
-    state = np.random.SeedSequence([int(seed), zlib.crc32(purpose.encode())])
+    words = [int(seed), zlib.crc32(purpose.encode())]
+    fresh = _fresh_seeds()
+    state = np.random.SeedSequence([*words, fresh] if fresh else words)
     return torch.Generator().manual_seed(int(state.generate_state(1, np.uint64)[0] >> 1))
+
+
+def _fresh_seeds() -> int:
+    text = os.environ.get(FRESH_SEEDS_VARIABLE, "0")
+    if not text.isdecimal():
+        raise ValueError(f"{FRESH_SEEDS_VARIABLE} is {text!r}, but an integer >= 0 is needed")
+    return int(text)
 
 
 def _number(name: str, value: float, wanted: str) -> float:

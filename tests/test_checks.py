@@ -152,6 +152,21 @@ def test_streams_repeat_and_differ_by_seed_and_by_purpose():
     assert not torch.equal(draw(3, "data"), draw(3, "network"))
 
 
+def test_fresh_seeds_change_every_stream_and_zero_changes_none(monkeypatch):
+    usual = draw(3, "data")
+    monkeypatch.setenv(checks.FRESH_SEEDS_VARIABLE, "0")
+    assert torch.equal(draw(3, "data"), usual)
+    seen = [usual]
+    for k in "12":
+        monkeypatch.setenv(checks.FRESH_SEEDS_VARIABLE, k)
+        assert torch.equal(draw(3, "data"), draw(3, "data"))
+        assert not any(torch.equal(draw(3, "data"), other) for other in seen)
+        seen.append(draw(3, "data"))
+    monkeypatch.setenv(checks.FRESH_SEEDS_VARIABLE, "-1")
+    with pytest.raises(ValueError, match=r"^LOWGRAD_FRESH_SEEDS is '-1', but an integer >= 0"):
+        draw(3, "data")
+
+
 def test_a_generator_goes_on_where_it_was():
     generator = torch.Generator().manual_seed(5)
     assert checks.random_stream(generator, "data") is generator

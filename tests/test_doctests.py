@@ -8,9 +8,9 @@ import lowgrad_utils
 
 # ``data`` holds archives, no code.
 MODULES = ["lowgrad_utils"] + [
-    f"lowgrad_utils.{module.name}"
-    for module in pkgutil.iter_modules(lowgrad_utils.__path__)
-    if not module.ispkg
+    module.name
+    for module in pkgutil.walk_packages(lowgrad_utils.__path__, "lowgrad_utils.")
+    if module.name != "lowgrad_utils.data"
 ]
 
 

@@ -1,8 +1,4 @@
-"""The experiments of the chapters: one scenario at initialisation, and the cells of stored grids.
-
-A cell is a function of plain parameters that returns plain numbers, so that ``sweeps`` can run
-it anywhere and a test can recompute any stored row.
-"""
+"""One scenario at initialisation: data, network, residue, and the gradient's pieces measured."""
 
 import math
 from collections.abc import Callable
