@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 
 from lowgrad_utils import checks, sweeps
-from lowgrad_utils.experiments import gradient_cell
+from lowgrad_utils.experiments import alignment_grid, gradient_cell, input_noise, large_spikes
 
 Cell = dict[str, Any]
 
@@ -91,6 +91,31 @@ GRIDS: dict[str, Grid] = {
     "figure-1": Grid(
         gradient_cell, _figure_1(), "The same at the paper's sizes over the panels of Figure 1"
     ),
+    "residue-alignment": Grid(
+        alignment_grid.alignment_cell,
+        tuple(alignment_grid.alignment_cells()),
+        "Alignment z^T r / (sqrt(n) |r|) in 192 scenarios and 4 extra ones behind Assumption 6",
+    ),
+    "input-noise": Grid(
+        input_noise.noise_rate_cell,
+        input_noise.noise_rate_cells(),
+        "Pieces of the gradient under input noise of variance n^rho, behind Proposition 4.2",
+    ),
+    "figure-7-noise": Grid(
+        input_noise.noise_cell,
+        input_noise.figure_7_noise_cells(),
+        "The gradient of Figure 7 (a, b) as the variance of the input noise grows",
+    ),
+    "large-spikes": Grid(
+        large_spikes.large_spike_cell,
+        large_spikes.large_spike_cells(),
+        "The gradient's part along q and the rest E_L, for many weights, behind Theorem 3.2",
+    ),
+    "figure-3": Grid(
+        large_spikes.large_spike_cell,
+        large_spikes.figure_3_cells(),
+        "The same at the paper's sizes over activations and weights, behind Figure 3",
+    ),
 }
 
 
@@ -146,6 +171,7 @@ def compute(name: str, *, workers: int = 2, log: Path | None = None) -> pd.DataF
     provenance = {
         "about": grid.about,
         "command": f"python -m lowgrad_utils.grids {name}",
+        "cpu_minutes": round(float(frame["seconds"].sum()) / 60, 1),
         "versions": {package: version(package) for package in ("torch", "numpy", "scipy")},
     }
     sweeps.save_grid(frame.drop(columns=["error", "seconds"]), path, provenance)
