@@ -1,4 +1,4 @@
-"""MNIST, Fashion-MNIST and CIFAR-10: shipped subset, full set, or files already on disk."""
+"""MNIST, Fashion-MNIST and CIFAR-10: shipped subset, full set, files on disk, or features."""
 
 import errno
 import gzip
@@ -30,13 +30,25 @@ class DataError(ValueError):
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What is known of a data set before it is read: hash, sizes, address.
+class Archive:
+    """What is known of a shipped file before it is read.
 
     Attributes:
-        archive: File name of the shipped subset.
-        sha256: SHA-256 of that file.
+        archive: Its name.
+        sha256: Its SHA-256.
         bytes: Its length, which tells a truncated file from another one.
+    """
+
+    archive: str
+    sha256: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Facts(Archive):
+    """What is known of a data set of images: its shipped subset, sizes, address.
+
+    Attributes:
         openml: Name and version on OpenML.
         megabytes: About how much a download of the full set is, compressed and as text.
         train: Number of images in the original training split.
@@ -45,9 +57,6 @@ class Facts:
         classes: Names of the ten classes, in the order of the labels.
     """
 
-    archive: str
-    sha256: str
-    bytes: int
     openml: tuple[str, int]
     megabytes: tuple[int, int]
     train: int
@@ -98,9 +107,20 @@ SETS = {
     ),
 }
 
+#: Features that a pretrained network computes from the shipped images, by name.
+EMBEDDINGS = {
+    "cifar10-embeddings": Archive(
+        archive="cifar10_embeddings.npz",
+        sha256="544cbaf71eadcef9166f2ca11a22959dffbb8672d51dd2eaeffb4889b8c5cd70",
+        bytes=5_624_377,
+    ),
+}
+
 _KEYS = ("x_train", "y_train", "x_test", "y_test")
 _FOLDER = Path(__file__).parent
 _STALE_SECONDS = 24 * 3600
+# What reading a damaged npz archive can raise; TypeError if it is one bare array.
+_DAMAGE = (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -157,16 +177,13 @@ class ImageData:
             >>> X.shape, X.dtype, float(X.max()), digits.dtype
             (torch.Size([600, 784]), torch.float64, 1.0, torch.int64)
         """
-        checks.choice("split", split, ("train", "test"))
         checks.choice("units", units, ("0-1", "0-255"))
-        images, labels = getattr(self, f"x_{split}"), getattr(self, f"y_{split}")
-        rows = _choose(labels, n, per_class, seed, f"{self.name} ({self.source}, {split})")
-        x = images[rows].flatten(1).double()
+        x, labels = _draw(self, split, n, per_class, seed)
         if units == "0-1":
             x /= 255
         if centre:
             x -= x.mean(0)
-        return x, labels[rows]
+        return x, labels
 
     def __repr__(self) -> str:
         size = " x ".join(map(str, self.x_train.shape[1:]))
@@ -176,13 +193,78 @@ class ImageData:
         )
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class FeatureData:
+    """Features of images under a pretrained network, and the images' labels.
+
+    Row by row they belong to the images of the shipped subset, so one seed of ``matrix`` draws
+    the same examples here and there.
+
+    Attributes:
+        name: ``cifar10-embeddings``.
+        source: ``shipped`` or ``files``.
+        network: The network that computed the features.
+        x_train: Features as stored (float16), N x d.
+        y_train: int64 labels 0 to 9, length N.
+        x_test: Features of the test images.
+        y_test: The test labels.
+    """
+
+    name: str
+    source: str
+    network: str
+    x_train: Tensor
+    y_train: Tensor
+    x_test: Tensor
+    y_test: Tensor
+
+    def matrix(
+        self,
+        split: str = "train",
+        *,
+        n: int | None = None,
+        per_class: int | None = None,
+        centre: bool = False,
+        seed: int | torch.Generator = 0,
+    ) -> tuple[Tensor, Tensor]:
+        """Return features as the rows of X (n x d, float64) and their labels (n, int64).
+
+        Args:
+            split: ``train`` or ``test``.
+            n: Number of examples; None for all.
+            per_class: Number of examples of each class, instead of ``n``.
+            centre: Subtract from each column its mean over the rows returned.
+            seed: Seed, or generator, of the choice.
+
+        Raises:
+            ValueError: On an unknown split, on both ``n`` and ``per_class``, or on more examples
+                than there are.
+
+        Example:
+            >>> X, labels = load("cifar10-embeddings").matrix(n=600, seed=1)
+            >>> X.shape, X.dtype, labels.dtype
+            (torch.Size([600, 1280]), torch.float64, torch.int64)
+        """
+        x, labels = _draw(self, split, n, per_class, seed)
+        if centre:
+            x -= x.mean(0)
+        return x, labels
+
+    def __repr__(self) -> str:
+        return (
+            f"FeatureData({self.name}, {self.source}: {len(self.x_train)} train and "
+            f"{len(self.x_test)} test features of length {self.x_train.shape[1]}, "
+            f"{self.network})"
+        )
+
+
 def load(
     name: str,
     *,
     source: str = "shipped",
     folder: str | Path | None = None,
     cache: str | Path | None = None,
-) -> ImageData:
+) -> ImageData | FeatureData:
     """Load a data set: the shipped subset, the full set, or files already on disk.
 
     - ``shipped`` needs no network: a balanced subset, checked against its SHA-256.
@@ -196,8 +278,12 @@ def load(
     mixed-up or reordered set is refused. Files with other numbers of images than the original
     are read without this comparison.
 
+    ``cifar10-embeddings`` are features of the shipped CIFAR-10 subset. With ``files`` they are
+    read from the ``cifar10_embeddings.npz`` in ``folder`` that
+    ``python -m lowgrad_utils.embeddings`` wrote, of any width; there is no ``full`` set of them.
+
     Args:
-        name: ``mnist``, ``fashion_mnist`` or ``cifar10``.
+        name: ``mnist``, ``fashion_mnist``, ``cifar10`` or ``cifar10-embeddings``.
         source: ``shipped``, ``full`` or ``files``.
         folder: Where the files are, for ``source="files"``.
         cache: Where full sets are kept, for ``source="full"``; by default ``lowgrad_utils`` in
@@ -211,20 +297,32 @@ def load(
         >>> load("mnist")
         ImageData(mnist, shipped: 7020 train and 1000 test images of 28 x 28)
     """
-    checks.choice("name", name, SETS)
+    checks.choice("name", name, (*SETS, *EMBEDDINGS))
     checks.choice("source", source, ("shipped", "full", "files"))
     if (folder is not None) != (source == "files"):
         raise ValueError(f'folder is {folder!r}, but source="files" needs one and no other does')
     if cache is not None and source != "full":
         raise ValueError(f'cache is {str(cache)!r}, but only source="full" uses it')
+    if name in EMBEDDINGS:
+        return _load_features(name, source, folder)
     if source == "shipped":
-        arrays = _read_shipped(name)
+        arrays = _read_shipped(SETS[name])
     elif source == "full":
         arrays = _read_full(name, _default_cache() if cache is None else Path(cache))
     else:
         arrays = _read_files(name, Path(folder))
     x_train, y_train, x_test, y_test = (torch.from_numpy(arrays[key]) for key in _KEYS)
     return ImageData(name, source, x_train, y_train.long(), x_test, y_test.long())
+
+
+def _draw(
+    data: ImageData | FeatureData, split: str, n: int | None, per_class: int | None, seed
+) -> tuple[Tensor, Tensor]:
+    """Return the chosen examples as rows in float64, a copy, with their labels."""
+    checks.choice("split", split, ("train", "test"))
+    x, labels = getattr(data, f"x_{split}"), getattr(data, f"y_{split}")
+    rows = _choose(labels, n, per_class, seed, f"{data.name} ({data.source}, {split})")
+    return x[rows].flatten(1).double(), labels[rows]
 
 
 def _choose(labels: Tensor, n, per_class, seed, where: str) -> Tensor:
@@ -249,9 +347,8 @@ def _choose(labels: Tensor, n, per_class, seed, where: str) -> Tensor:
 # --- the shipped subset -------------------------------------------------------------------------
 
 
-def _read_shipped(name: str) -> dict[str, np.ndarray]:
-    """Return the arrays of the shipped archive after checking its SHA-256."""
-    facts = SETS[name]
+def _read_shipped(facts: Archive) -> dict[str, np.ndarray]:
+    """Return the arrays of a shipped archive after checking its SHA-256."""
     # In the wheel the data lie inside the package, in a clone beside it.
     places = [folder / facts.archive for folder in (_FOLDER / "data", _FOLDER.parent / "data")]
     path = next((place for place in places if place.is_file()), None)
@@ -271,9 +368,57 @@ def _read_shipped(name: str) -> dict[str, np.ndarray]:
         return {key: archive[key] for key in archive.files}
 
 
+def _load_features(name: str, source: str, folder: str | Path | None) -> FeatureData:
+    """Return features from the shipped archive or from one of the reader's own."""
+    facts = EMBEDDINGS[name]
+    if source == "full":
+        raise ValueError(
+            f'source is "full", but {name} are computed, not downloaded; use "shipped", or '
+            '"files" with what `python -m lowgrad_utils.embeddings` wrote'
+        )
+    if source == "shipped":
+        arrays = _read_shipped(facts)
+    else:
+        path = Path(folder) / facts.archive
+        remedy = f"write it with `python -m lowgrad_utils.embeddings {folder}`"
+        arrays = _read_npz(path, (*_KEYS, "network"), remedy)
+        _check_features(path, arrays, remedy)
+    x_train, y_train, x_test, y_test = (torch.from_numpy(arrays[key]) for key in _KEYS)
+    network = str(arrays["network"])
+    return FeatureData(name, source, network, x_train, y_train.long(), x_test, y_test.long())
+
+
+def _check_features(path: Path, arrays: dict[str, np.ndarray], remedy: str) -> None:
+    """Refuse features that are no finite matrices, or are not those of the shipped images."""
+    images = _read_shipped(SETS["cifar10"])
+    for split in ("train", "test"):
+        x, y = arrays[f"x_{split}"], arrays[f"y_{split}"]
+        if x.dtype.kind != "f" or x.ndim != 2 or not np.isfinite(x).all():
+            raise DataError(f"x_{split} of {path} is no matrix of finite features; {remedy}")
+        if len(x) != len(y) or not np.array_equal(y, images[f"y_{split}"]):
+            raise DataError(
+                f"{path} does not belong to the shipped images: y_{split} differs; {remedy}"
+            )
+    widths = [arrays[f"x_{split}"].shape[1] for split in ("train", "test")]
+    if widths[0] != widths[1]:
+        raise DataError(f"{path} has train and test features of lengths {widths}; {remedy}")
+
+
+def _read_npz(path: Path, keys: tuple[str, ...], remedy: str) -> dict[str, np.ndarray]:
+    """Return arrays of an archive that has no known hash; damage is one line."""
+    try:
+        # Reading a member to its end checks its CRC, so a flipped bit raises here too.
+        with np.load(path, allow_pickle=False) as archive:
+            return {key: archive[key] for key in keys}
+    except FileNotFoundError as error:
+        raise DataError(f"{path} does not exist; {remedy}") from error
+    except _DAMAGE as error:
+        raise DataError(f"{path} is damaged ({_one_line(error)}); {remedy}") from error
+
+
 def _compare_with_shipped(name: str, arrays: dict[str, np.ndarray], remedy: str) -> None:
     """Refuse a full set whose images at the subset's positions are not those of the subset."""
-    facts, shipped = SETS[name], _read_shipped(name)
+    facts, shipped = SETS[name], _read_shipped(SETS[name])
     for split, count in (("train", facts.train), ("test", facts.test)):
         if len(arrays[f"x_{split}"]) != count:
             continue
@@ -301,12 +446,7 @@ def _read_full(name: str, cache: Path) -> dict[str, np.ndarray]:
     if not path.exists():
         _download(name, path)
     remedy = f"delete {path} and load again"
-    try:
-        # Reading a member to its end checks its CRC, so a flipped bit raises here too.
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {key: archive[key] for key in _KEYS}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{path} is damaged ({_one_line(error)}); {remedy}") from error
+    arrays = _read_npz(path, _KEYS, remedy)
     _compare_with_shipped(name, arrays, remedy)
     return arrays
 

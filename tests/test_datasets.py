@@ -174,9 +174,9 @@ def test_shipped_subsets_are_balanced_and_typed(name, shape, train, test):
     assert repr(data).startswith(f"ImageData({name}, shipped: {10 * train} train")
 
 
-@pytest.mark.parametrize("name", datasets.SETS)
+@pytest.mark.parametrize("name", [*datasets.SETS, *datasets.EMBEDDINGS])
 def test_the_readme_of_the_data_agrees_with_the_table(name):
-    facts = datasets.SETS[name]
+    facts = {**datasets.SETS, **datasets.EMBEDDINGS}[name]
     row = next(
         line
         for line in (ROOT / "data" / "README.md").read_text().splitlines()
@@ -288,6 +288,128 @@ def test_a_generator_goes_on(mnist):
 def test_matrices_that_cannot_be(mnist, arguments, words):
     with pytest.raises(ValueError, match=words):
         mnist.matrix(**arguments)
+
+
+# --- features -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def features():
+    return datasets.load("cifar10-embeddings")
+
+
+def test_shipped_features_belong_to_the_shipped_images(features):
+    images = datasets.load("cifar10")
+    assert features.x_train.shape == (3000, 1280) and features.x_test.shape == (500, 1280)
+    assert features.x_train.dtype == torch.float16
+    # What ReLU6 gives, averaged: the network's last layer was cut off at the right place.
+    assert features.x_train.min() == 0 and 5 < features.x_train.max() <= 6
+    x, labels = features.matrix(n=50, seed=3)
+    assert torch.equal(labels, images.matrix(n=50, seed=3)[1])
+    everything, _ = features.matrix()
+    assert x.dtype == torch.float64
+    places = [int((everything == row).all(1).nonzero()) for row in x]
+    pixels = images.matrix(units="0-255")[0][places]
+    assert torch.equal(pixels, images.matrix(n=50, seed=3, units="0-255")[0])
+    assert repr(features) == (
+        "FeatureData(cifar10-embeddings, shipped: 3000 train and 500 test features of length "
+        "1280, efficientnet-lite0)"
+    )
+
+
+def test_features_tell_the_classes_apart(features):
+    (x, y), (x_test, y_test) = features.matrix(), features.matrix("test")
+    means = torch.stack([x[y == label].mean(0) for label in range(10)])
+    right = (torch.cdist(x_test, means).argmin(1) == y_test).double().mean()
+    # Chance is 0.1; the nearest mean of the raw pixels is right for about 0.28.
+    assert right > 0.6
+
+
+def test_centred_features_of_each_split(features):
+    x, labels = features.matrix("test", per_class=5, centre=True)
+    assert x.mean(0).abs().max() < 1e-12 and torch.bincount(labels).tolist() == [5] * 10
+    with pytest.raises(ValueError, match=r"n is 501, but cifar10-embeddings \(shipped, test\)"):
+        features.matrix("test", n=501)
+    with pytest.raises(ValueError, match="split is 'both'"):
+        features.matrix("both")
+
+
+def write_features(folder, **changes):
+    """Features of two columns in the shipped images' order."""
+    images, generator = datasets.load("cifar10"), np.random.default_rng(0)
+    arrays = {"network": np.array("two")}
+    for split in ("train", "test"):
+        labels = getattr(images, f"y_{split}").numpy()
+        arrays |= {f"x_{split}": generator.random((len(labels), 2)), f"y_{split}": labels}
+    arrays |= changes
+    kept = {key: value for key, value in arrays.items() if value is not None}
+    np.savez(folder / "cifar10_embeddings.npz", **kept)
+    return arrays
+
+
+def test_features_of_the_readers_own_have_any_width(tmp_path):
+    arrays = write_features(tmp_path)
+    data = datasets.load("cifar10-embeddings", source="files", folder=tmp_path)
+    assert data.network == "two" and data.source == "files"
+    assert np.array_equal(data.matrix("test")[0].numpy(), arrays["x_test"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"x_train": np.full((3000, 2), np.nan)}, "x_train of .* is no matrix of finite features"),
+        ({"x_test": np.ones((500, 2), int)}, "x_test of .* is no matrix of finite features"),
+        ({"x_test": np.ones(500)}, "x_test of .* is no matrix of finite features"),
+        ({"x_test": np.ones((500, 3))}, r"train and test features of lengths \[2, 3\]"),
+        ({"y_test": np.zeros(500, int)}, "not belong to the shipped images: y_test differs"),
+        ({"x_test": np.ones((499, 2))}, "not belong to the shipped images: y_test differs"),
+        ({"network": None}, "is damaged.*network"),
+        ({"x_train": np.array([{}, {}])}, "is damaged"),
+    ],
+)
+def test_features_that_do_not_fit(tmp_path, changes, words):
+    write_features(tmp_path, **changes)
+    refuse(
+        words + ".*write it with `python -m lowgrad_utils.embeddings",
+        name="cifar10-embeddings",
+        source="files",
+        folder=tmp_path,
+    )
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda content: content[: len(content) // 2], "is damaged"),
+        (lambda content: content.replace(b"PK\x03\x04", b"PK\x03\x05", 1), "is damaged"),
+        (lambda content: b"", "is damaged"),
+        (lambda content: content[content.index(b"\x93NUMPY") :], "is damaged"),
+        (None, "does not exist"),
+    ],
+)
+def test_damaged_features_are_one_line(tmp_path, damage, words):
+    write_features(tmp_path)
+    path = tmp_path / "cifar10_embeddings.npz"
+    if damage is None:
+        path.unlink()
+    else:
+        path.write_bytes(damage(path.read_bytes()))
+    refuse(words, name="cifar10-embeddings", source="files", folder=tmp_path)
+
+
+def test_damaged_shipped_features_are_refused(tmp_path, monkeypatch):
+    (tmp_path / "data").mkdir()
+    content = (ROOT / "data" / "cifar10_embeddings.npz").read_bytes()
+    (tmp_path / "data" / "cifar10_embeddings.npz").write_bytes(content[:-1])
+    monkeypatch.setattr(datasets, "_FOLDER", tmp_path)
+    refuse(
+        "truncated: 5624376 of 5624377 bytes; restore it with `git checkout -- data/cifar10_emb",
+        name="cifar10-embeddings",
+    )
+
+
+def test_features_are_not_downloaded():
+    refuse('source is "full", but .* computed', name="cifar10-embeddings", source="full")
 
 
 # --- full ---------------------------------------------------------------------------------------
