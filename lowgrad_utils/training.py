@@ -10,8 +10,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lowgrad_utils import checks
-from lowgrad_utils.gradients import closed_form_gradient, decompose
-from lowgrad_utils.networks import LOSSES, TwoLayerNetwork
+from lowgrad_utils.gradients import decompose
+from lowgrad_utils.networks import LOSSES, Loss, TwoLayerNetwork
 from lowgrad_utils.spectra import alignment, leading_singular_triplets
 from lowgrad_utils.spiked_data import SpikedData
 
@@ -25,6 +25,7 @@ from lowgrad_utils.spiked_data import SpikedData
 #:   so its steps get shorter.
 #:
 #: All three move w by -h P g + O(h^2). The first is the second with the step h / (1 - h w^T g).
+#: The paper cites Salimans and Kingma, so theirs is the default.
 NORMALISATIONS = ("rows", "tangent", "weight-norm")
 
 # The variable that a build of the book sets; a progress bar would end up in the page.
@@ -49,6 +50,8 @@ class State:
         residue: r = dl/df at the network's outputs, length n.
         gradient: G, d x m.
         loss: (1/n) sum_i l(f(x_i), y_i).
+        lengths: |v_j| of the parameters v_j behind the rows w_j = v_j / |v_j|, length m; 1 unless
+            the normalisation is ``"weight-norm"``.
     """
 
     epoch: int
@@ -56,6 +59,7 @@ class State:
     residue: Tensor = field(repr=False)
     gradient: Tensor = field(repr=False)
     loss: float
+    lengths: Tensor = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,7 @@ def gradient_descent(
     *,
     eta: float = 1.0,
     loss: str = "mse",
-    normalisation: str = "rows",
+    normalisation: str = "weight-norm",
     growth: float = 1e6,
 ) -> Iterator[State]:
     """Yield the states of gradient descent on W with step eta / gamma, without end.
@@ -162,7 +166,7 @@ def train(
     record: Iterable[int] | None = None,
     eta: float = 1.0,
     loss: str = "mse",
-    normalisation: str = "rows",
+    normalisation: str = "weight-norm",
     growth: float = 1e6,
     keep_weights: bool = False,
     progress: bool = False,
@@ -236,17 +240,14 @@ def _states(X, y, network, step, loss, normalisation, growth) -> Iterator[State]
     lengths = network.W.new_ones(network.m, 1)
     epoch, first = 0, None
     while True:
-        f = network(X)
-        value = float(loss.value(f, y).mean())
+        value, residue, gradient = _loss_and_gradient(X, y, network, loss)
         first = value if first is None else first
         if not value <= growth * first:
             raise DivergenceError(
                 f"training diverged at epoch {epoch}: the loss is {value:.3g}, more than "
                 f"{growth:g} times its {first:.3g} at the start; a smaller eta helps"
             )
-        residue = loss.residue(f, y)
-        gradient = closed_form_gradient(X, network, residue)
-        yield State(epoch, network, residue, gradient, value)
+        yield State(epoch, network, residue, gradient, value, lengths[:, 0])
         epoch += 1
         W, lengths = _stepped(network.W, lengths, gradient.T, step, normalisation)
         # A length beyond all numbers gives rows of zeros or NaN.
@@ -256,6 +257,19 @@ def _states(X, y, network, step, loss, normalisation, growth) -> Iterator[State]
                 "a smaller eta helps"
             )
         network = TwoLayerNetwork(W, network.a, network.activation, network.scaling)
+
+
+@torch.no_grad()
+def _loss_and_gradient(
+    X: Tensor, y: Tensor, network: TwoLayerNetwork, loss: Loss
+) -> tuple[float, Tensor, Tensor]:
+    """Return loss, residue and G; as ``closed_form_gradient`` does, but X W^T is formed once."""
+    preactivations = X @ network.W.T
+    f = network.gamma * (network.sigma.value(preactivations) @ network.a)
+    residue = loss.residue(f, y)
+    weighted = network.sigma.derivative(preactivations).mul_(residue[:, None])
+    gradient = (X.T @ weighted).mul_((network.gamma / len(y)) * network.a)
+    return float(loss.value(f, y).mean()), residue, gradient
 
 
 @torch.no_grad()

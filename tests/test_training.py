@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.utils.parametrizations import weight_norm
 
-from lowgrad_utils.gradients import decompose
+from lowgrad_utils.gradients import closed_form_gradient, decompose
 from lowgrad_utils.networks import TwoLayerNetwork, normalise_rows
 from lowgrad_utils.spiked_data import sample_spiked_data
 from lowgrad_utils.training import (
@@ -70,15 +70,16 @@ def by_torch_weight_norm(X, y, network, loss, eta, steps):
     length, v = layer.parametrizations.weight.original0, layer.parametrizations.weight.original1
     assert torch.allclose(length, torch.ones_like(length))
     optimiser = torch.optim.SGD([v], lr=eta / gamma)
-    weights, losses = [], []
+    weights, losses, lengths = [], [], []
     for _ in range(steps):
         optimiser.zero_grad()
         value = LOSS[loss](gamma * SIGMA[network.activation](layer(X)) @ network.a, y)
         value.backward()
         weights.append(layer.weight.detach().clone())
+        lengths.append(v.detach().norm(dim=1))
         losses.append(value.item())
         optimiser.step()
-    return weights, losses
+    return weights, losses, lengths
 
 
 @pytest.mark.parametrize("scaling", ["mean-field", "ntk"])
@@ -88,15 +89,19 @@ def test_training_is_that_of_torch(normalisation, activation, loss, scaling):
     data, y, network = problem(activation, scaling)
     y = y.sign() if loss == "logistic" else y
     if normalisation == "weight-norm":
-        weights, losses = by_torch_weight_norm(data.X, y, network, loss, 0.7, 6)
+        weights, losses, lengths = by_torch_weight_norm(data.X, y, network, loss, 0.7, 6)
     else:
         project = normalisation == "tangent"
         weights, losses = by_optimiser(data.X, y, network, loss, 0.7, 6, project)
+        lengths = [torch.ones(network.m, dtype=FLOAT)] * 6
     states = gradient_descent(data.X, y, network, eta=0.7, loss=loss, normalisation=normalisation)
     for epoch, state in enumerate(take(states, 6)):
         assert state.epoch == epoch
         torch.testing.assert_close(state.network.W, weights[epoch], rtol=1e-9, atol=1e-11)
         assert state.loss == pytest.approx(losses[epoch], rel=1e-9)
+        torch.testing.assert_close(state.lengths, lengths[epoch], rtol=1e-9, atol=0)
+        X, r = data.X, state.residue
+        torch.testing.assert_close(state.gradient, closed_form_gradient(X, state.network, r))
     # Weights that hardly moved would agree whatever the update is.
     assert float((weights[5] - weights[0]).norm(dim=1).mean()) > 0.05
 
@@ -128,7 +133,7 @@ def test_normalisations_agree_to_first_order_of_the_step(other):
 
 def test_normalising_after_the_step_is_a_projected_step_of_another_length():
     data, y, network = problem("sigmoid", "ntk")
-    first, second = take(gradient_descent(data.X, y, network, eta=0.3), 2)
+    first, second = take(gradient_descent(data.X, y, network, eta=0.3, normalisation="rows"), 2)
     g, h = first.gradient.T, 0.3 / network.gamma
     for j in range(network.m):
         w = network.W[j]
