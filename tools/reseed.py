@@ -17,6 +17,7 @@ import os
 import sys
 import zlib
 from pathlib import Path
+from unittest.mock import patch
 
 import nbformat
 import numpy as np
@@ -31,7 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 AFFORDABLE = 10
 TABLE = ROOT / "data" / "reseeds.csv"
 #: Boxes, texts and pictures: what a reader needs and a verdict does not.
-SILENT = ("show", "slider", "table")
+SILENT = ("show", "slider")
 # Kept, because a run puts its own in place of it.
 STORED = grids.stored
 
@@ -53,14 +54,17 @@ def repeat(chapter: str, fresh: int, source: str) -> dict[str, str]:
         record = claims.evaluate(claim_id, **measurements)
         found[claim_id], found[f"{claim_id} measured"] = record.verdict, record.measured
 
-    os.environ[checks.FRESH_SEEDS_VARIABLE] = str(fresh)
-    os.environ[figures.BOOK_VARIABLE] = "1"
-    claims.settle, grids.stored = settle, lambda name: another_grid(name, fresh)
-    for name in SILENT:
-        setattr(figures, name, lambda *_, **__: plt.close("all"))
-    os.chdir(ROOT / "chapters")
+    silent = {name: lambda *_, **__: plt.close("all") for name in SILENT}
     namespace: dict[str, object] = {"display": lambda *_: None, "__name__": "__main__"}
-    with contextlib.redirect_stdout(io.StringIO()):
+    variables = {checks.FRESH_SEEDS_VARIABLE: str(fresh), figures.BOOK_VARIABLE: "1"}
+    with (
+        contextlib.chdir(ROOT / "chapters"),
+        contextlib.redirect_stdout(io.StringIO()),
+        patch.dict(os.environ, variables),
+        patch.multiple(figures, **silent),
+        patch.object(claims, "settle", settle),
+        patch.object(grids, "stored", lambda name: another_grid(name, fresh)),
+    ):
         for number, cell in enumerate(code_cells(chapter)):
             exec(compile(cell, f"{chapter}, code cell {number}", "exec"), namespace)
     return found
