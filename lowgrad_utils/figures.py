@@ -1,4 +1,4 @@
-"""Plot style, accessible figures, the spectrum plot, and a slider that needs no kernel.
+"""Plot style, accessible figures and tables, the spectrum plot, a slider that needs no kernel.
 
 Captions and alternative texts are plain text with Unicode symbols (ν, σ′, S₁, |S₁|): formulas in
 displayed HTML are typeset by some front ends and shown raw by others.
@@ -17,6 +17,7 @@ from typing import Any
 import ipywidgets as widgets
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 from cycler import cycler
 from IPython.display import display
 from matplotlib.axes import Axes
@@ -182,25 +183,27 @@ def slider(
     caption: str,
     **parameters: Sequence[Any],
 ) -> Any:
-    """Show a figure as a function of one or two parameters.
+    """Show a figure as a function of one or more parameters.
 
-    In a live kernel this is a widget that draws on demand. While the book is built (environment
-    variable ``LOWGRAD_BOOK``) every frame is drawn now and the page switches between the images,
-    with no kernel and no request to anywhere.
+    A parameter of numbers has a slider, one of texts a list to choose from. In a live kernel this
+    is a widget that draws on demand. While the book is built (environment variable
+    ``LOWGRAD_BOOK``) every frame is drawn now and the page switches between the images, with no
+    kernel and no request to anywhere.
 
     Args:
         draw: Called with one value of each parameter by name; returns a new figure.
         alt: Text alternative of a frame: a format string such as ``"Spectrum at ν = {nu}."`` or a
             function of the parameters.
         caption: The visible caption, plain text.
-        **parameters: One or two names, each with its values in order.
+        **parameters: Names, each with its values in order; every combination is a frame, of 4 to
+            15 KB in the page.
 
     Returns:
         The widget in a live kernel (so end a cell with the call), None while the book is built.
 
     Raises:
-        ValueError: If there are no or more than two parameters, one has no values, ``alt`` is
-            empty for a frame or names an unknown parameter, or the caption is empty.
+        ValueError: If there are no parameters, one has no values, ``alt`` is empty for a frame or
+            names an unknown parameter, or the caption is empty.
         TypeError: If ``draw`` cannot be called with these names or returns no figure.
 
     Example:
@@ -211,8 +214,8 @@ def slider(
         >>> widget = slider(draw, alt="A line at {nu}.", caption="A line.", nu=[0.1, 0.2])
     """
     caption = _text("caption", caption)
-    if not 1 <= len(parameters) <= 2:
-        raise ValueError(f"slider got {len(parameters)} parameters, but one or two are needed")
+    if not parameters:
+        raise ValueError("slider got no parameters, but one or more with their values are needed")
     parameters = {name: _plain(values) for name, values in parameters.items()}
     for name, values in parameters.items():
         if not values:
@@ -237,6 +240,44 @@ def slider(
     plain = f"{alts[0]} ({len(frames)} frames over {', '.join(parameters)})"
     display(_Output(_figure("lg-slider", content, caption), plain))
     return None
+
+
+def table(frame: pd.DataFrame, *, caption: str, digits: int = 3) -> None:
+    """Display a table that a reader sorts by its column heads, with no kernel.
+
+    A click on a head (or Enter, or the space bar) sorts by that column, a second one the other
+    way round. Columns of numbers sort as numbers, by their exact values. Wide or long tables
+    scroll in a box of their own. Where scripts are stripped the table is shown as it is.
+
+    Args:
+        frame: The table. An index with a name (or names) is shown as columns, any other is not.
+        caption: The visible caption, plain text.
+        digits: Digits after the point of numbers that are not whole.
+
+    Raises:
+        TypeError: If ``frame`` is not a DataFrame, or the caption is not text.
+        ValueError: If the frame is empty, the caption is, or ``digits`` is not a whole number
+            between 0 and 15.
+
+    Example:
+        >>> rates = pd.DataFrame({"case": ["a", "b"], "slope": [-0.5, 0.25]})
+        >>> table(rates, caption="Two rates.", digits=2)
+        case  slope
+           a  -0.50
+           b   0.25
+    """
+    if not isinstance(frame, pd.DataFrame):
+        raise TypeError(f"frame is {type(frame).__name__}, but a pandas DataFrame is needed")
+    caption = _text("caption", caption)
+    if isinstance(digits, bool) or not isinstance(digits, int) or not 0 <= digits <= 15:
+        raise ValueError(f"digits is {digits!r}, but a whole number from 0 to 15 is needed")
+    named = any(name is not None for name in frame.index.names)
+    shown = frame.reset_index(drop=not named)
+    if shown.empty:
+        raise ValueError(f"frame has shape {frame.shape}: it is empty, rows and columns are needed")
+    page = _figure("lg-figure lg-sortable", _table_html(shown, caption, digits), caption)
+    plain = shown.to_string(index=False, float_format=f"{{:.{digits}f}}".format)
+    display(_Output(page, plain))
 
 
 # --- images ---------------------------------------------------------------------------------------
@@ -340,14 +381,16 @@ _SCRIPT = """
 (() => {
   const figure = document.currentScript.closest("figure");
   const frames = [...figure.querySelectorAll("img.lg-frame")];
-  const controls = [...figure.querySelectorAll("input.lg-control")];
+  const controls = [...figure.querySelectorAll(".lg-control")];
   const update = () => {
     let index = 0;
     for (const control of controls) {
       const texts = JSON.parse(control.dataset.texts);
-      const text = control.dataset.name + " = " + texts[control.value];
-      control.setAttribute("aria-valuetext", text);
-      control.parentElement.querySelector("output").textContent = text;
+      if (control.type === "range") {
+        const text = control.dataset.name + " = " + texts[control.value];
+        control.setAttribute("aria-valuetext", text);
+        control.parentElement.querySelector("output").textContent = text;
+      }
       index = index * texts.length + Number(control.value);
     }
     frames.forEach((frame, k) => { frame.hidden = k !== index; });
@@ -358,16 +401,34 @@ _SCRIPT = """
 """
 
 
+def _categorical(values: Sequence[Any]) -> bool:
+    return any(isinstance(value, str) for value in values)
+
+
 def _control_html(name: str, values: Sequence[Any]) -> str:
     texts = [_value_text(value) for value in values]
     first = html.escape(f"{name} = {texts[0]}")
-    # Browsers restore a form's state on reload; autocomplete="off" keeps slider and frame together.
+    # Browsers restore a form's state on reload; autocomplete="off" keeps controls and frame
+    # together.
+    shared = (
+        f'class="lg-control" autocomplete="off" aria-label="{html.escape(name)}" '
+        f'data-name="{html.escape(name)}" data-texts="{html.escape(json.dumps(texts))}"'
+    )
+    if _categorical(values):
+        options = "".join(
+            f'<option value="{k}"{"" if k else " selected"}>{html.escape(text)}</option>'
+            for k, text in enumerate(texts)
+        )
+        return (
+            '<div style="display:inline-block;margin:.2em 1.2em .2em 0">'
+            f"<label>{html.escape(name)} <select {shared} "
+            'style="font:inherit;min-height:24px;max-width:100%">'
+            f"{options}</select></label></div>"
+        )
     return (
         '<div style="display:flex;flex-wrap:wrap;align-items:center;gap:.2em .8em">'
-        f'<input class="lg-control" type="range" min="0" max="{len(values) - 1}" step="1" '
-        f'value="0" autocomplete="off" aria-label="{html.escape(name)}" aria-valuetext="{first}" '
-        f'data-name="{html.escape(name)}" data-texts="{html.escape(json.dumps(texts))}" '
-        'style="flex:1 1 12em;max-width:30em;height:24px;margin:0">'
+        f'<input {shared} type="range" min="0" max="{len(values) - 1}" step="1" value="0" '
+        f'aria-valuetext="{first}" style="flex:1 1 12em;max-width:30em;height:24px;margin:0">'
         # The slider speaks its value itself; the output's own announcement would repeat it.
         f'<output aria-live="off" style="font-variant-numeric:tabular-nums">{first}</output></div>'
     )
@@ -379,15 +440,7 @@ def _live_slider(
     caption: str,
     parameters: Mapping[str, Sequence[Any]],
 ) -> widgets.VBox:
-    controls = [
-        widgets.SelectionSlider(
-            # Options are (text, position): values themselves need not be hashable or distinct.
-            options=[(_value_text(value), k) for k, value in enumerate(values)],
-            description=name,
-            continuous_update=False,
-        )
-        for name, values in parameters.items()
-    ]
+    controls = [_live_control(name, values) for name, values in parameters.items()]
     picture = widgets.HTML()
     # A widget's callback would lose an error of `draw`; here it is shown below the figure.
     errors = widgets.Output()
@@ -402,3 +455,110 @@ def _live_slider(
     for control in controls:
         control.observe(errors.capture(clear_output=True)(update), names="value")
     return widgets.VBox([*controls, picture, errors])
+
+
+def _live_control(name: str, values: Sequence[Any]) -> widgets.Widget:
+    # Options are (text, position): values themselves need not be hashable or distinct.
+    options = [(_value_text(value), k) for k, value in enumerate(values)]
+    if _categorical(values):
+        return widgets.Dropdown(options=options, description=name)
+    return widgets.SelectionSlider(options=options, description=name, continuous_update=False)
+
+
+# --- the table ------------------------------------------------------------------------------------
+
+# Where a front end keeps the colour of its ground: heads that stay in place need one of their own.
+_GROUND = (
+    "var(--pst-color-background,var(--jp-layout-color0,var(--colab-primary-surface-color,"
+    "var(--vscode-editor-background,Canvas))))"
+)
+_HEAD_STYLE = (
+    f"position:sticky;top:0;background:{_GROUND};padding:.3em .6em;vertical-align:bottom;"
+    "border-bottom:2px solid currentColor"
+)
+_CELL_STYLE = "padding:.15em .6em;white-space:nowrap"
+_NUMBER_STYLE = f"{_CELL_STYLE};text-align:right;font-variant-numeric:tabular-nums"
+
+# The buttons are made by the script: where scripts are stripped, heads are plain text instead of
+# buttons that do nothing. Missing values stay at the end in both orders.
+_TABLE_SCRIPT = """
+(() => {
+  const table = document.currentScript.closest("figure").querySelector("table");
+  const body = table.tBodies[0];
+  const rows = [...body.rows];
+  const heads = [...table.tHead.rows[0].cells];
+  heads.forEach((head, column) => {
+    const numeric = head.dataset.kind === "number";
+    const button = document.createElement("button");
+    button.type = "button";
+    button.textContent = head.textContent;
+    button.style.cssText = "all:unset;cursor:pointer;font-weight:600";
+    button.style.textDecoration = "underline dotted";
+    button.addEventListener("focus", () => {
+      button.style.outline = button.matches(":focus-visible") ? "2px solid" : "";
+    });
+    button.addEventListener("blur", () => { button.style.outline = ""; });
+    const mark = document.createElement("span");
+    mark.setAttribute("aria-hidden", "true");
+    head.replaceChildren(button, mark);
+    button.addEventListener("click", () => {
+      const up = head.getAttribute("aria-sort") !== "ascending";
+      const key = (row) => row.cells[column].dataset.value ?? row.cells[column].textContent;
+      const order = (a, b) => {
+        const [x, y] = [key(a), key(b)];
+        if ((x === "") !== (y === "")) return x === "" ? 1 : -1;
+        const difference = numeric ? x - y : x.localeCompare(y);
+        return up ? difference : -difference;
+      };
+      for (const other of heads) {
+        other.removeAttribute("aria-sort");
+        other.querySelector("span").textContent = "";
+      }
+      head.setAttribute("aria-sort", up ? "ascending" : "descending");
+      mark.textContent = up ? " \u2191" : " \u2193";
+      body.append(...[...rows].sort(order));
+    });
+  });
+})();
+"""
+
+
+def _number_text(value: Any, digits: int) -> str:
+    if pd.isna(value):
+        return ""
+    return f"{value:.{digits}f}" if isinstance(value, float | np.floating) else str(value)
+
+
+def _cell_html(value: Any, numeric: bool, digits: int) -> str:
+    if not numeric:
+        missing = value is None or value is pd.NA or value != value
+        return f'<td style="{_CELL_STYLE}">{"" if missing else html.escape(str(value))}</td>'
+    exact = "" if pd.isna(value) else f"{value:.10g}"
+    return (
+        f'<td style="{_NUMBER_STYLE}" data-value="{exact}">'
+        f"{html.escape(_number_text(value, digits))}</td>"
+    )
+
+
+def _table_html(frame: pd.DataFrame, caption: str, digits: int) -> str:
+    kinds = [
+        pd.api.types.is_numeric_dtype(dtype) and not pd.api.types.is_bool_dtype(dtype)
+        for dtype in frame.dtypes
+    ]
+    heads = "".join(
+        f'<th scope="col" style="{_HEAD_STYLE};text-align:{"right" if numeric else "left"}" '
+        f'data-kind="{"number" if numeric else "text"}">{html.escape(str(name))}</th>'
+        for name, numeric in zip(frame.columns, kinds)
+    )
+    rows = "".join(
+        "<tr>" + "".join(_cell_html(*pair, digits) for pair in zip(row, kinds)) + "</tr>"
+        for row in frame.itertuples(index=False, name=None)
+    )
+    return (
+        # A box that scrolls must be reachable by keyboard, and then needs a name.
+        f'<div role="region" aria-label="{html.escape(caption)}" tabindex="0" '
+        'style="overflow:auto;max-width:100%;max-height:28em">'
+        '<table style="border-collapse:collapse;color:inherit;margin:0">'
+        f"<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
+        f"<script>{_TABLE_SCRIPT}</script>"
+    )

@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from matplotlib.colors import to_hex
@@ -267,7 +268,6 @@ def test_frames_are_small_and_pages_ask_no_other_host(shown, building):
     ("change", "error", "message"),
     [
         ({"nu": []}, ValueError, "nu has no values, but a list of at least one is needed"),
-        ({"x": [1], "y": [2]}, ValueError, "slider got 3 parameters, but one or two"),
         ({"mu": [1]}, TypeError, "draw cannot be called with nu, mu by name: .*'mu'"),
         ({"alt": "At {mu}."}, ValueError, "alt names 'mu', but the parameters are nu"),
         ({"alt": ""}, ValueError, "alt is empty"),
@@ -282,6 +282,34 @@ def test_a_slider_that_cannot_work_is_refused(monkeypatch, shown, live, change, 
     with pytest.raises(error, match=message):
         figures.slider(arguments.pop("draw"), **arguments)
     assert shown == []
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_a_slider_without_parameters_is_refused(monkeypatch, live):
+    monkeypatch.setenv(figures.BOOK_VARIABLE, "" if live else "1")
+    with pytest.raises(ValueError, match="slider got no parameters, but one or more"):
+        figures.slider(lambda: draw(1), alt="a", caption="c")
+
+
+def explorer(kind, shape, nu):
+    """Draw a figure over two lists of texts and one of numbers."""
+    return draw(nu, len(kind) + len(shape))
+
+
+EXPLORER = {"kind": ["a", "b<c"], "shape": ["x", "y", "z"], "nu": [0, 0.5]}
+
+
+def test_texts_have_a_list_to_choose_from(shown, building):
+    figures.slider(explorer, alt="{kind} {shape} {nu}", caption="c", **EXPLORER)
+    page = Page(shown[0]["text/html"])
+    assert [frame["alt"] for frame in page.all("img")] == [
+        f"{kind} {shape} {nu}" for kind in ("a", "b<c") for shape in "xyz" for nu in (0, 0.5)
+    ]
+    assert [control["aria-label"] for control in page.all("select")] == ["kind", "shape"]
+    assert [control["aria-label"] for control in page.all("input")] == ["nu"]
+    assert [option["text"] for option in page.all("option")] == ["a", "b<c", "x", "y", "z"]
+    assert [option["value"] for option in page.all("option")] == ["0", "1", "0", "1", "2"]
+    assert ["selected" in option for option in page.all("option")] == [True, False] * 2 + [False]
 
 
 # --- the slider in a live kernel ------------------------------------------------------------------
@@ -311,6 +339,80 @@ def test_a_live_slider_draws_on_demand(shown, reading):
     assert shown == []
 
 
+def test_a_live_slider_chooses_texts_from_a_list(shown, reading):
+    box = figures.slider(explorer, alt="{kind} {shape} {nu}", caption="c", **EXPLORER)
+    kind, shape, nu, image, _ = box.children
+    assert [type(control).__name__ for control in (kind, shape, nu)] == [
+        "Dropdown",
+        "Dropdown",
+        "SelectionSlider",
+    ]
+    shape.value = 2
+    kind.value = 1
+    assert Page(image.value).all("img")[0]["alt"] == "b<c z 0"
+    nu.value = 1
+    assert Page(image.value).all("img")[0]["alt"] == "b<c z 0.5"
+
+
+# --- the table ------------------------------------------------------------------------------------
+
+TABLE = pd.DataFrame(
+    {
+        "case": ["b & <c>", "a", None, "d"],
+        "slope": [-0.50004, 10.0, np.nan, -0.5],
+        "count": [2, 10, 9, 1],
+        "sure": [True, False, True, True],
+    }
+)
+
+
+def test_a_table_shows_every_entry_with_few_digits(shown):
+    assert figures.table(TABLE, caption="Slopes & <counts>.", digits=2) is None
+    (data,) = shown
+    page = Page(data["text/html"])
+    assert page.elements[0]["class"] == "lg-figure lg-sortable"
+    heads, cells = page.all("th"), page.all("td")
+    assert [head["text"] for head in heads] == ["case", "slope", "count", "sure"]
+    assert [head["data-kind"] for head in heads] == ["text", "number", "number", "text"]
+    assert {head["scope"] for head in heads} == {"col"}
+    assert [cell["text"] for cell in cells[:8]] == [
+        "b & <c>", "-0.50", "2", "True", "a", "10.00", "10", "False",
+    ]  # fmt: skip
+    assert [cell["text"] for cell in cells[8:12]] == ["", "", "9", "True"]
+    # Sorting goes by the exact value, which two digits would hide.
+    assert [cell["data-value"] for cell in cells[1::4]] == ["-0.50004", "10", "", "-0.5"]
+    assert page.all("figcaption")[0]["text"] == "Slopes & <counts>."
+    (box,) = [e for e in page.all("div") if e.get("role") == "region"]
+    assert (box["tabindex"], box["aria-label"]) == ("0", "Slopes & <counts>.")
+    assert "http" not in data["text/html"]
+    assert data["text/plain"].splitlines()[2].split() == ["a", "10.00", "10", "False"]
+
+
+def test_a_named_index_is_shown_and_a_plain_one_is_not(shown):
+    frame = TABLE.set_index(["case", "count"])
+    figures.table(frame, caption="c")
+    figures.table(frame["slope"].reset_index(drop=True).to_frame(), caption="c")
+    heads = [[head["text"] for head in Page(d["text/html"]).all("th")] for d in shown]
+    assert heads == [["case", "count", "slope", "sure"], ["slope"]]
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"frame": [1, 2]}, TypeError, "frame is list, but a pandas DataFrame is needed"),
+        ({"frame": TABLE.head(0)}, ValueError, r"frame has shape \(0, 4\): it is empty"),
+        ({"caption": " "}, ValueError, "caption is empty"),
+        ({"digits": -1}, ValueError, "digits is -1, but a whole number from 0 to 15"),
+        ({"digits": 1.5}, ValueError, "digits is 1.5"),
+    ],
+)
+def test_a_table_that_is_none_is_refused(shown, change, error, message):
+    arguments = {"frame": TABLE, "caption": "c", **change}
+    with pytest.raises(error, match=message):
+        figures.table(arguments.pop("frame"), **arguments)
+    assert shown == []
+
+
 # --- in a browser ---------------------------------------------------------------------------------
 
 
@@ -331,9 +433,11 @@ def browser():
 
 @pytest.fixture
 def page(browser, shown, building):
-    """Open a narrow page with two sliders, of one and of two parameters."""
+    """Open a narrow page with sliders of one, two and three parameters, and a table."""
     figures.slider(draw, alt="One {nu}.", caption="first", nu=[0.25, 1, 2])
     figures.slider(draw, alt="Two {nu} {noise}.", caption="second", nu=[0, 4], noise=[1, 2])
+    figures.slider(explorer, alt="{kind} {shape} {nu}", caption="third", **EXPLORER)
+    figures.table(TABLE, caption="fourth")
     page = browser.new_page(viewport={"width": 400, "height": 900})
     page.problems = []
     page.on("pageerror", lambda error: page.problems.append(str(error)))
@@ -373,10 +477,56 @@ def test_two_controls_choose_one_frame(page):
     page.get_by_label("noise").focus()
     page.keyboard.press("ArrowRight")
     assert visible(page, 1) == ["Two 0 2."]
-    page.get_by_label("nu").last.focus()
+    page.get_by_label("nu").nth(1).focus()
     page.keyboard.press("ArrowRight")
     assert visible(page, 1) == ["Two 4 2."]
     assert visible(page, 0) == ["One 0.25."]
+
+
+def test_lists_and_a_slider_choose_one_frame_together(page):
+    assert visible(page, 2) == ["a x 0"]
+    page.get_by_label("shape").select_option("z")
+    assert visible(page, 2) == ["a z 0"]
+    page.get_by_label("kind").focus()
+    page.keyboard.press("ArrowDown")
+    assert visible(page, 2) == ["b<c z 0"]
+    page.get_by_label("nu").nth(2).focus()
+    page.keyboard.press("ArrowRight")
+    assert visible(page, 2) == ["b<c z 0.5"]
+    assert visible(page, 1) == ["Two 0 1."]
+
+
+def column(page, position):
+    return page.locator(f"tbody tr td:nth-child({position})").all_inner_texts()
+
+
+def test_a_table_is_sorted_by_its_heads(page):
+    head = page.locator("th").nth(1)
+    assert head.get_attribute("aria-sort") is None
+    page.get_by_role("button", name="slope").click()
+    # As numbers by their exact values, not as texts; the missing one last.
+    assert column(page, 2) == ["-0.500", "-0.500", "10.000", ""]
+    assert column(page, 1) == ["b & <c>", "d", "a", ""]
+    assert head.get_attribute("aria-sort") == "ascending"
+    page.keyboard.press("Enter")
+    assert column(page, 1) == ["a", "d", "b & <c>", ""]
+    assert head.get_attribute("aria-sort") == "descending"
+    page.get_by_role("button", name="case").focus()
+    page.keyboard.press("Space")
+    assert column(page, 1) == ["a", "b & <c>", "d", ""]
+    assert head.get_attribute("aria-sort") is None
+    page.get_by_role("button", name="count").click()
+    assert column(page, 3) == ["1", "2", "9", "10"]
+
+
+def test_a_focused_head_is_seen(page):
+    page.locator("[role=region]").focus()
+    page.keyboard.press("Tab")
+    style = "e => [document.activeElement === e, getComputedStyle(e).outlineStyle]"
+    button = page.get_by_role("button", name="case")
+    assert button.evaluate(style) == [True, "solid"]
+    page.keyboard.press("Tab")
+    assert button.evaluate(style) == [False, "none"]
 
 
 def test_the_page_stays_narrow_readable_and_clean(page):
@@ -393,7 +543,10 @@ def test_the_page_stays_narrow_readable_and_clean(page):
 
 def test_without_scripts_the_first_frame_is_there(browser, shown, building):
     figures.slider(draw, alt="One {nu}.", caption="first", nu=[0.25, 1])
+    figures.table(TABLE, caption="second")
     page = browser.new_context(java_script_enabled=False).new_page()
-    page.set_content(shown[0]["text/html"])
+    page.set_content("".join(data["text/html"] for data in shown))
     assert visible(page, 0) == ["One 0.25."]
+    assert page.locator("th").all_inner_texts() == list(TABLE.columns)
+    assert page.locator("button").count() == 0
     page.close()
