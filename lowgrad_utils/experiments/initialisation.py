@@ -299,9 +299,33 @@ def noisy_image_scenario(
     stream = checks.random_stream(seed, "input noise")
     scale = checks.nonnegative("noise", noise) ** 0.5
     X = X + scale * torch.randn(X.shape, generator=stream, dtype=X.dtype)
-    data = split_spike(X, q)
-    network = TwoLayerNetwork.random(X.shape[1], m, activation=activation, seed=seed)
-    residue = LOSSES["mse"].residue(network(X), y)
+    return regression_scenario(split_spike(X, q), y, m=m, activation=activation, seed=seed)
+
+
+def regression_scenario(
+    data: SpikedData,
+    y: Tensor,
+    *,
+    m: int,
+    activation: str,
+    scaling: str = "ntk",
+    seed: int = 0,
+) -> Scenario:
+    """Draw a network for given data and real targets, with squared loss, and split its gradient.
+
+    Args:
+        data: Data with their spike.
+        y: Targets, length n.
+        m: Number of neurons.
+        activation: A key of ``ACTIVATIONS``.
+        scaling: ``"ntk"`` or ``"mean-field"``.
+        seed: Seed of the network.
+
+    Raises:
+        ValueError: If a name is unknown, m is less than 1, or y does not fit.
+    """
+    network = TwoLayerNetwork.random(data.d, m, activation=activation, scaling=scaling, seed=seed)
+    residue = LOSSES["mse"].residue(network(data.X), y)
     return Scenario(data, network, residue, decompose(data, network, residue))
 
 
