@@ -173,10 +173,11 @@ def signal_strength(case: Case, *, spread: float = 1.0) -> float:
         >>> round(signal_strength(even), 3)
         0.0
     """
-    moments = _target_moments(checks.choice("target", case.target, TARGETS), float(spread))
+    spread = checks.positive("spread", spread)
     logistic = checks.choice("loss", case.loss, LOSS_NAMES) == "logistic"
+    moments = _target_moments(checks.choice("target", case.target, TARGETS), spread)
     mean, variance, slopes = moments[case.loss]
-    f_mean, f_variance, mu = _output_moments(case, checks.positive("spread", spread))
+    f_mean, f_variance, mu = _output_moments(case, spread)
     # The mean of f is normal over the signs a: Gauss-Hermite nodes and weights for N(0, 1).
     nodes, weights = np.polynomial.hermite_e.hermegauss(61)
     weights = weights / weights.sum()
@@ -277,9 +278,9 @@ def rms_ratios(grid: pd.DataFrame, cases: Sequence[Case] = CASES) -> pd.DataFram
 
 def _output_moments(case: Case, spread: float) -> tuple[float, float, float]:
     """Return the scale of f's mean over the examples, f's variance, and its slope mu (NTK)."""
-    if case.scaling == "mean-field":
-        return 0.0, 0.0, 0.0
     sigma = ACTIVATIONS[checks.choice("activation", case.activation, ACTIVATIONS)]
+    if checks.choice("scaling", case.scaling, SCALING_NAMES) == "mean-field":
+        return 0.0, 0.0, 0.0
     s = torch.tensor([spread], dtype=torch.float64)
     mean, square = (
         float(gaussian_mean(f, s)) for f in (sigma.value, lambda x: sigma.value(x) ** 2)
