@@ -283,10 +283,11 @@ def penalty_cell(
         at lambda = 0 with the ending ``_before``, at the paper's 1e5 with ``_after``;
         ``turning``, the ``turning_strength``.
     """
+    n, m = _SIZES["cifar10-embeddings"]
     case = feature_scenario(
         _load("cifar10-embeddings"),
-        n=960,
-        m=1600,
+        n=n,
+        m=m,
         centred=centred,
         centred_targets=centred,
         unit_rows=unit_rows,
@@ -311,7 +312,7 @@ def feature_cells() -> tuple[dict[str, Any], ...]:
     """List the cells of the grid behind Figure 8 (a): preparations, activations and controls."""
     names = ("examples", "activation", "centred", "centred_targets", "unit_rows", "shuffled")
     features, both = "cifar10-embeddings", (False, True)
-    activations = ("relu", "sigmoid", "softplus", "tanh")
+    activations = ("relu", "sigmoid", "softplus")
     series = [
         *product([features], activations, both, both, [False], [False]),
         # Control: targets that know nothing of the images.
