@@ -16,7 +16,17 @@ from typing import Any
 import pandas as pd
 
 from lowgrad_utils import checks, sweeps
-from lowgrad_utils.experiments import alignment_grid, gradient_cell, input_noise, large_spikes
+from lowgrad_utils.experiments import (
+    alignment_grid,
+    embedded_images,
+    gradient_cell,
+    input_noise,
+    jacobian,
+    large_spikes,
+    slopes,
+    spike_winner,
+    weight_decay,
+)
 
 Cell = dict[str, Any]
 
@@ -96,6 +106,16 @@ GRIDS: dict[str, Grid] = {
         tuple(alignment_grid.alignment_cells()),
         "Alignment z^T r / (sqrt(n) |r|) in 192 scenarios and 4 extra ones behind Assumption 6",
     ),
+    "rule-of-thumb": Grid(
+        spike_winner.winner_cell,
+        tuple(spike_winner.natural_cells()),
+        "Which spike leads in 648 cases with residues of networks, measured and predicted",
+    ),
+    "rule-of-thumb-residues": Grid(
+        spike_winner.winner_cell,
+        tuple(spike_winner.prescribed_cells()),
+        "Which spike leads in 324 cases with prescribed residues, measured and predicted",
+    ),
     "input-noise": Grid(
         input_noise.noise_rate_cell,
         input_noise.noise_rate_cells(),
@@ -115,6 +135,64 @@ GRIDS: dict[str, Grid] = {
         large_spikes.large_spike_cell,
         large_spikes.figure_3_cells(),
         "The same at the paper's sizes over activations and weights, behind Figure 3",
+    ),
+    "relu-slopes": Grid(
+        slopes.slope_cell, slopes.slope_cells(), "Operator norms of sigma'_perp behind Section 3.2"
+    ),
+    "relu-signs": Grid(
+        slopes.sign_cell,
+        slopes.sign_cells(),
+        "ReLU's slopes against the signs of the spike, behind Proposition 3.1",
+    ),
+    "figure-2": Grid(
+        slopes.suppression_cell,
+        slopes.figure_2_cells(),
+        "The residue spike's share in the gradient over the activations of Figure 2",
+    ),
+    "relu-suppression": Grid(
+        slopes.suppression_cell,
+        slopes.suppression_cells(),
+        "S2 against S1 for ReLU and smooth activations on ill-conditioned data",
+    ),
+    "jacobian-penalty": Grid(
+        jacobian.penalty_cell,
+        jacobian.penalty_cells(),
+        "Pieces of the Jacobian penalty's gradient and critical strengths, behind Proposition 4.4",
+    ),
+    "figure-7-jacobian": Grid(
+        jacobian.penalised_gradient_cell,
+        jacobian.figure_7_jacobian_cells(),
+        "The gradient of Figure 7 (c, d) as the Jacobian penalty grows",
+    ),
+    "decay-bounds": Grid(
+        weight_decay.bounds_cell,
+        weight_decay.bounds_cells(),
+        "Norms of the spikes beside the bounds of Proposition 4.1",
+    ),
+    "decay-thresholds": Grid(
+        weight_decay.threshold_cell,
+        weight_decay.threshold_cells(),
+        "The weight decay at which the gradient's top direction leaves a spike",
+    ),
+    "decay-powers": Grid(
+        weight_decay.power_cell,
+        weight_decay.power_cells(),
+        "Alignments under a weight decay that is a power of n, behind Section 4's two conditions",
+    ),
+    "decay-curve": Grid(
+        weight_decay.curve_cell,
+        weight_decay.curve_cells(),
+        "Alignment with a spike against weight decay, measured and predicted as for a bulk",
+    ),
+    "figure-8-cifar": Grid(
+        embedded_images.feature_cell,
+        embedded_images.feature_cells(),
+        "The gradient on features of CIFAR-10 over preparations and activations, Figure 8 (a)",
+    ),
+    "figure-8-cifar-jacobian": Grid(
+        embedded_images.penalty_cell,
+        embedded_images.penalty_cells(),
+        "The same under a Jacobian penalty, with critical strengths, behind Figure 8 (b)",
     ),
 }
 
@@ -148,12 +226,15 @@ def grid_path(name: str) -> Path:
     return folder / "grids" / f"{checks.choice('name', name, GRIDS)}.csv"
 
 
-def compute(name: str, *, workers: int = 2, log: Path | None = None) -> pd.DataFrame:
+def compute(
+    name: str, *, workers: int = 2, cluster: Any = None, log: Path | None = None
+) -> pd.DataFrame:
     """Run a whole grid, going on where ``log`` ends, and store it with its provenance.
 
     Args:
         name: A key of ``GRIDS``.
         workers: Number of processes, one thread each.
+        cluster: A Dask cluster, client or scheduler's address to compute on instead.
         log: File of the finished cells; ``_build/sweeps/<name>.jsonl`` here if None.
 
     Raises:
@@ -163,7 +244,7 @@ def compute(name: str, *, workers: int = 2, log: Path | None = None) -> pd.DataF
     grid, path = GRIDS[checks.choice("name", name, GRIDS)], grid_path(name)
     log = log or Path("_build", "sweeps", f"{name}.jsonl")
     log.parent.mkdir(parents=True, exist_ok=True)
-    frame = sweeps.run(grid.function, grid.cells, path=log, workers=workers)
+    frame = sweeps.run(grid.function, grid.cells, path=log, workers=workers, cluster=cluster)
     failed = frame["error"].notna()
     if failed.any():
         raise RuntimeError(f"{failed.sum()} cells failed, first: {frame['error'][failed].iloc[0]}")
@@ -183,8 +264,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m lowgrad_utils.grids", description=__doc__)
     parser.add_argument("name", choices=GRIDS)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--cluster", metavar="ADDRESS", help="a Dask scheduler's address")
     arguments = parser.parse_args()
-    frame = compute(arguments.name, workers=arguments.workers)
+    frame = compute(arguments.name, workers=arguments.workers, cluster=arguments.cluster)
     print(f"{len(frame)} cells stored in {grid_path(arguments.name).name}")
 
 
