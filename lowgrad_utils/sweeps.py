@@ -35,6 +35,7 @@ Cell = dict[str, Any]
 Row = dict[str, Any]
 
 _RESERVED = ("seconds", "error")
+_DIED = "the process died: killed, out of memory, or ended by the function"
 
 
 class SweepError(ValueError):
@@ -66,6 +67,7 @@ def run(
     *,
     path: str | Path | None = None,
     workers: int = 1,
+    cluster: Any = None,
     progress: bool = True,
     retry_failures: bool = False,
 ) -> pd.DataFrame:
@@ -78,8 +80,8 @@ def run(
     and is refused to another function; a grid may grow or shrink between runs.
 
     Every cell runs on one thread, in this process or in a worker, so that results do not depend
-    on ``workers``. A cell that raises becomes a row with its error, and the others go on. So does a
-    cell whose worker dies (out of memory, say), after it was tried once more alone.
+    on ``workers`` or ``cluster``. A cell that raises becomes a row with its error, and the others
+    go on. So does a cell whose worker dies (out of memory, say), after it was tried again.
 
     Args:
         function: Called as ``function(**cell)``; returns a dictionary of numbers, strings or
@@ -87,7 +89,9 @@ def run(
             seed among its parameters.
         grid: The cells, all with the same parameters: numbers, strings, truth values or None.
         path: File of rows to resume from and append to.
-        workers: Number of processes; 1 computes in this one.
+        workers: Number of processes on this machine; 1 computes in this one.
+        cluster: A Dask cluster to compute on instead: a ``distributed`` Client or Cluster, or a
+            scheduler's address. Its workers must be able to import what the function needs.
         progress: Show a bar with the time left (never while the book is built).
         retry_failures: Compute failed cells again, too.
 
@@ -98,7 +102,9 @@ def run(
     Raises:
         TypeError: If a cell holds something else than plain values.
         ValueError: If cells are missing, repeated or differ in their parameters.
-        SweepError: If the file belongs to another function, is damaged, or in use.
+        SweepError: If the file belongs to another function, is damaged, or in use; or if the
+            cluster cannot be reached or is lost (finished rows are kept).
+        ModuleNotFoundError: If ``cluster`` is given and Dask's ``distributed`` is not installed.
 
     Example:
         >>> def power(d, seed):
@@ -118,8 +124,7 @@ def run(
         ]
         quiet = not progress or os.environ.get("LOWGRAD_BOOK") == "1"
         with tqdm(total=len(cells), initial=len(cells) - len(todo), disable=quiet) as bar:
-            finished = _serial(function, todo) if workers == 1 else _loky(function, todo, workers)
-            for row in finished:
+            for row in _finished(function, todo, workers, cluster):
                 journal.append(row)
                 bar.update()
     results = [rows[key] for key in keys]
@@ -302,6 +307,14 @@ def load_grid(path: str | Path) -> pd.DataFrame:
 # --- computing cells ----------------------------------------------------------------------------
 
 
+def _finished(function: Callable, cells: list[Cell], workers: int, cluster: Any) -> Iterator[Row]:
+    """Yield the rows of the cells as they are finished, wherever they are computed."""
+    if cluster is not None:
+        # With nothing left to do the cluster need not be there.
+        return _dask(function, cells, cluster) if cells else iter(())
+    return _serial(function, cells) if workers == 1 else _loky(function, cells, workers)
+
+
 def _serial(function: Callable, cells: list[Cell]) -> Iterator[Row]:
     """Yield the rows of the cells, computed in this process."""
     for cell in cells:
@@ -334,8 +347,7 @@ def _alone(function: Callable, cell: Cell) -> Row:
     try:
         return next(_pool(function, [cell], 1))
     except TerminatedWorkerError:
-        error = "the process died: killed, out of memory, or ended by the function"
-        return _row(cell, {}, time.perf_counter() - begin, error)
+        return _row(cell, {}, time.perf_counter() - begin, _DIED)
 
 
 def _pool(function: Callable, cells: list[Cell], workers: int) -> Iterator[Row]:
@@ -345,6 +357,80 @@ def _pool(function: Callable, cells: list[Cell], workers: int) -> Iterator[Row]:
     with parallel_config("loky", n_jobs=max(workers, 2), inner_max_num_threads=1):
         parallel = Parallel(return_as="generator_unordered", batch_size=1)
         yield from parallel(delayed(_compute)(function, cell) for cell in cells)
+
+
+def _dask(function: Callable, cells: list[Cell], cluster: Any) -> Iterator[Row]:
+    """Yield the rows of the cells as a Dask cluster finishes them.
+
+    The cells of a worker that dies go to the others; the scheduler gives up a cell under which
+    several workers died (``distributed.scheduler.allowed-failures``). It may have been an innocent
+    neighbour on the same workers, so it is tried once more when nothing else is running.
+    """
+    with _client(cluster) as client:
+        suspects = []
+        for cell, row in _on_cluster(function, cells, client):
+            if row is None:
+                suspects.append(cell)
+            else:
+                yield row
+        for cell in suspects:
+            begin = time.perf_counter()
+            ((_, row),) = _on_cluster(function, [cell], client)
+            yield row or _row(cell, {}, time.perf_counter() - begin, _DIED)
+
+
+def _on_cluster(
+    function: Callable, cells: list[Cell], client: Any
+) -> Iterator[tuple[Cell, Row | None]]:
+    """Yield each cell with its row, or with None if workers kept dying under it."""
+    from distributed import KilledWorker, as_completed  # here, because Dask is an extra
+
+    futures = {client.submit(_compute_there, function, cell, pure=False): cell for cell in cells}
+    try:
+        for future in as_completed(list(futures), loop=client.loop):
+            cell = futures.pop(future)
+            if future.status == "finished":
+                yield cell, future.result()
+            elif future.status != "error":
+                raise SweepError(
+                    f"the cluster was lost with {len(futures) + 1} cells to go; finished rows are "
+                    "kept if path is given, run again to go on"
+                )
+            elif isinstance(error := future.exception(), KilledWorker):
+                yield cell, None
+            else:
+                # Not raised by the function, whose errors are rows: it could not be loaded there.
+                yield cell, _row(cell, {}, 0.0, f"{type(error).__name__}: {error}")
+    finally:
+        client.cancel(list(futures))
+
+
+@contextmanager
+def _client(cluster: Any) -> Iterator[Any]:
+    """Yield a client of the cluster; close it afterwards unless it was the caller's own."""
+    try:
+        from distributed import Client
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "cluster needs Dask, which is not installed: pip install distributed"
+        ) from error
+    if isinstance(cluster, Client):
+        yield cluster
+        return
+    try:
+        client = Client(cluster, set_as_default=False)
+    except (OSError, ValueError, TypeError) as error:
+        raise SweepError(f"cluster {cluster!r} cannot be reached: {error}") from error
+    with client:
+        yield client
+
+
+def _compute_there(function: Callable, cell: Cell) -> Row:
+    """Compute a cell on a cluster's worker, which may run several at once in one process."""
+    # Not undone afterwards: one cell's end would give the others their threads back.
+    torch.set_num_threads(1)
+    threadpool_limits(1)
+    return _compute(function, cell)
 
 
 def _compute(function: Callable, cell: Cell) -> Row:

@@ -4,13 +4,16 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
+import dask
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from distributed import Client, LocalCluster
 from threadpoolctl import threadpool_info
 
 from lowgrad_utils import sweeps
@@ -363,6 +366,94 @@ def test_a_killed_sweep_loses_nothing_and_repeats_nothing(path, tmp_path, monkey
     assert all(calls.count(x) == 1 for x in kept)
     # Only what ran at the moment of the kill may have been called twice.
     assert len(calls) - 120 <= 3 * workers
+
+
+# --- a Dask cluster -----------------------------------------------------------------------------
+
+
+def unhurried(x):
+    time.sleep(0.05)
+    return {"y": x / 3, "process": os.getpid()}
+
+
+@pytest.fixture
+def cluster():
+    with LocalCluster(n_workers=2, threads_per_worker=2, dashboard_address=None) as cluster:
+        yield cluster
+
+
+def test_a_worker_killed_in_the_middle_costs_no_row(path, cluster):
+    """Two workers of two threads, one of them killed while it computes."""
+    killed = []
+
+    def kill_one():
+        while not (path.exists() and path.read_bytes().count(b"\n") > 5):
+            time.sleep(0.01)
+        killed.append(rows_in(path)[0]["measured"]["process"])
+        os.kill(killed[0], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_one)
+    killer.start()
+    table = quiet(unhurried, grid(x=range(80)), path=path, cluster=cluster)
+    killer.join()
+    assert table["error"].isna().all()
+    assert table["y"].tolist() == [x / 3 for x in range(80)]
+    assert sorted(row["parameters"]["x"] for row in rows_in(path)) == list(range(80))
+    processes = table["process"].tolist()
+    assert killed[0] in processes
+    assert processes[-1] != killed[0]
+    assert len(set(processes)) >= 2
+
+
+def test_a_cluster_does_not_change_a_bit_and_goes_on_from_a_file(path, cluster, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    cells = grid(d=[300, 200], seed=[0, 1, 2])
+    here = quiet(product_of_matrices, cells)
+    quiet(product_of_matrices, cells[:2], path=path)
+    with Client(cluster, set_as_default=False) as client:
+        there = quiet(product_of_matrices, cells, path=path, cluster=client)
+        assert client.status == "running"  # a client that was handed over is not closed
+    pd.testing.assert_frame_equal(
+        here.drop(columns="seconds"), there.drop(columns="seconds"), check_exact=True
+    )
+    by_address = quiet(product_of_matrices, cells[:3], cluster=cluster.scheduler_address)
+    assert by_address["norm"].tolist() == here["norm"][:3].tolist()
+
+
+def test_errors_and_deadly_cells_are_rows_on_a_cluster_too(cluster):
+    with Client(cluster, set_as_default=False) as client:
+        client.run_on_scheduler(_give_up_at_once)
+        with pytest.warns(UserWarning, match="1 of 6 cells failed"):
+            table = quiet(deadly, grid(x=range(6)), cluster=client)
+        with pytest.warns(UserWarning, match="1 of 2 cells failed"):
+            divided = quiet(lambda x: {"y": 1 / x}, grid(x=[0, 1]), cluster=client)
+    assert "the process died" in table["error"][3]
+    assert table["y"].drop(3).tolist() == [x / 7 for x in (0, 1, 2, 4, 5)]
+    assert divided["error"].tolist() == ["ZeroDivisionError: division by zero", None]
+
+
+def _give_up_at_once(dask_scheduler):
+    """Suspect a cell at the first death, so that its neighbours on the worker are suspects too."""
+    dask_scheduler.allowed_failures = 0
+
+
+def test_a_cluster_that_is_not_there_is_named(path):
+    with (
+        dask.config.set({"distributed.comm.timeouts.connect": "1s"}),
+        pytest.raises(SweepError, match=r"cluster 'tcp://127\.0\.0\.1:9' cannot be reached"),
+    ):
+        quiet(unhurried, grid(x=[1]), cluster="tcp://127.0.0.1:9")
+    with pytest.raises(SweepError, match="cluster 3 cannot be reached"):
+        quiet(unhurried, grid(x=[1]), cluster=3)
+    # What is finished needs no cluster.
+    quiet(unhurried, grid(x=[1]), path=path)
+    assert quiet(unhurried, grid(x=[1]), path=path, cluster=3)["y"].tolist() == [1 / 3]
+
+
+def test_without_dask_one_line_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(ModuleNotFoundError, match="pip install distributed"):
+        quiet(unhurried, grid(x=[1]), cluster="tcp://127.0.0.1:9")
 
 
 # --- stored grids -------------------------------------------------------------------------------
