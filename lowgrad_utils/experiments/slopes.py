@@ -110,9 +110,9 @@ def mismatch_probability(data: SpikedData, W: Tensor) -> Tensor:
         >>> torch.allclose(mismatch_probability(data, W), expected)
         True
     """
+    total = data.preactivation_scale(W)
     along = data.zeta * (W @ data.q).abs()
-    # preactivation_scale checks W and the covariance; its square holds the spike's share too.
-    bulk = (data.preactivation_scale(W).square() - along.square()).clamp(min=0).sqrt()
+    bulk = (total.square() - along.square()).clamp(min=0).sqrt()
     return torch.atan2(bulk, along) / math.pi
 
 
