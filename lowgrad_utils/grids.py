@@ -25,6 +25,7 @@ from lowgrad_utils.experiments import (
     large_spikes,
     slopes,
     spike_winner,
+    trajectories,
     weight_decay,
 )
 
@@ -131,6 +132,11 @@ GRIDS: dict[str, Grid] = {
         large_spikes.large_spike_cells(),
         "The gradient's part along q and the rest E_L, for many weights, behind Theorem 3.2",
     ),
+    "saturated-slopes": Grid(
+        large_spikes.large_spike_cell,
+        large_spikes.saturated_cells(),
+        "The same for activations whose slopes die out along q, the control of Theorem 3.2",
+    ),
     "figure-3": Grid(
         large_spikes.large_spike_cell,
         large_spikes.figure_3_cells(),
@@ -193,6 +199,31 @@ GRIDS: dict[str, Grid] = {
         embedded_images.penalty_cell,
         embedded_images.penalty_cells(),
         "The same under a Jacobian penalty, with critical strengths, behind Figure 8 (b)",
+    ),
+    "figure-4": Grid(
+        trajectories.single_index_cell,
+        trajectories.figure_4_cells(),
+        "Alignments of the gradient's top direction under the two scalings",
+    ),
+    "figure-5": Grid(
+        trajectories.direction_cell,
+        trajectories.figure_5_cells(),
+        "The gradient's top direction during training under the two scalings",
+    ),
+    "figure-5-weights": Grid(
+        trajectories.weight_angle_cell,
+        trajectories.weight_angle_cells(),
+        "Angles between the weights trained under the two scalings",
+    ),
+    "figure-6": Grid(
+        trajectories.spike_cell,
+        trajectories.figure_6_cells(),
+        "Training runs around the edge of stability along the data spike",
+    ),
+    "figure-6-large": Grid(
+        trajectories.spike_cell,
+        trajectories.figure_6_large_cells(),
+        "The first steps of training runs with large data spikes",
     ),
 }
 

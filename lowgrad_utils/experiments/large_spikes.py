@@ -40,7 +40,8 @@ def _trained(data: SpikedData, network: TwoLayerNetwork, seed: int) -> Tensor:
     y = sample_targets(data.X, seed=seed).y
     # Along q the loss has curvature of order gamma^2 m zeta^2 = zeta^2, so that 1 / zeta^2 is a
     # stable step; eta is in units of 1 / gamma.
-    states = gradient_descent(data.X, y, network, eta=network.gamma / data.zeta**2)
+    eta = network.gamma / data.zeta**2
+    states = gradient_descent(data.X, y, network, eta=eta, normalisation="rows")
     return next(islice(states, 5, None)).network.W
 
 
@@ -178,6 +179,47 @@ def _residue(data: SpikedData, network: TwoLayerNetwork, name: str, seed: int) -
     return chosen(data, network, "mse", seed)
 
 
+def turned_scenario(
+    d: int,
+    *,
+    nu: float,
+    cosine: float,
+    activation: str = "relu",
+    residue: str = "beta=0.5",
+    seed: int = 0,
+) -> Scenario:
+    """Draw an experiment in which every neuron is at the same angle to q.
+
+    w_j = cosine q + sqrt(1 - cosine^2) v_j with v_j uniform on the sphere orthogonal to q.
+
+    Args:
+        d: Number of features; n = 0.75 d and m = 1.25 d.
+        nu: Spike exponent; the bulk is isotropic.
+        cosine: w_j^T q, between 0 and 1.
+        activation: A key of ``ACTIVATIONS``.
+        residue: As in ``large_spike_scenario``.
+        seed: Seed.
+
+    Raises:
+        ValueError: If a name is unknown or a number out of range.
+
+    Example:
+        >>> case = turned_scenario(40, nu=0.75, cosine=0.6)
+        >>> torch.allclose(case.network.W @ case.data.q, torch.full((50,), 0.6).double())
+        True
+    """
+    if checks.nonnegative("cosine", cosine) > 1:
+        raise ValueError(f"cosine is {cosine:g}, but at most 1 is needed")
+    case = large_spike_scenario(
+        d, nu=nu, activation=activation, weights="orthogonal", residue=residue, seed=seed
+    )
+    rest = (1 - cosine**2) ** 0.5 * case.network.W
+    W = normalise_rows(rest + cosine * case.data.q)
+    network = TwoLayerNetwork(W, case.network.a, activation)
+    r = _residue(case.data, network, residue, seed)
+    return Scenario(case.data, network, r, decompose(case.data, network, r))
+
+
 def lipschitz_constant(activation: str) -> float:
     """Compute L = sup |sigma'|, the Lipschitz constant of the activation.
 
@@ -268,11 +310,11 @@ def measure_large_spike(case: Scenario) -> dict[str, float]:
         case: The scenario.
 
     Returns:
-        Plain numbers: ``E_L`` and its ``bound``; norms ``S1``, ``S12``, ``S2`` and ``q_part`` (of
-        S12 + S2); ``s1`` of G, whose other singular values are at most |E_L| (Weyl); ``u1_q``, the
-        alignment of G's top left singular vector with q; ``z_alignment``, |z^T r| / (sqrt(n) |r|);
-        ``gamma_r``, gamma |r|; ``mu_rms``, |mu| / sqrt(m); ``equation_7``, the left side of
-        Equation 7 over its right side, sqrt(n) |r| |W| log n.
+        Plain numbers: ``E_L`` and its ``bound``; norms ``S12``, ``S2`` and ``q_part`` (of S12 +
+        S2); ``s1`` of G, whose other singular values are at most |E_L| (Weyl); ``u1_q``, the
+        alignment of G's top left singular vector with q; ``gamma_r``, gamma |r|; ``mu_rms``, |mu| /
+        sqrt(m); ``equation_7``, the left side of Equation 7 over its right side,
+        sqrt(n) |r| |W| log n.
     """
     data, network, parts, r = case.data, case.network, case.parts, case.residue
     top = leading_singular_triplets(parts.G, 1)
@@ -280,13 +322,11 @@ def measure_large_spike(case: Scenario) -> dict[str, float]:
     values = {
         "E_L": operator_norm(remainder(case)),
         "bound": remainder_bound(case),
-        "S1": parts.S1.norm,
         "S12": parts.S12.norm,
         "S2": parts.S2.norm,
         "q_part": q_part(case).norm,
         "s1": top.s[0],
         "u1_q": alignment(top.U[:, 0], data.q),
-        "z_alignment": abs(data.z @ r) / (data.n**0.5 * r.norm()),
         "gamma_r": network.gamma * r.norm(),
         "mu_rms": parts.S1.v.norm() / network.m**0.5,
         "equation_7": parts.S2.v.norm() / right,
@@ -329,19 +369,39 @@ def large_spike_cells() -> tuple[dict, ...]:
         # The rate, with residues of given beta; independent weights.
         *product((0.5, 0.75, 1.0), [0.0], smooth_or_not, BETAS, ["uniform"]),
         *product([0.625], [0.0], [*smooth_or_not, "silu"], ["beta=0.5"], ["uniform"]),
-        *product([0.75], [0.5], smooth_or_not, ["beta=0.5"], ["uniform", "near-q"]),
+        *product([0.75], [0.5], ["relu"], ["beta=0.5"], ["uniform", "near-q"]),
         # Weights that know the data.
         *product((0.5, 0.75), [0.0], ["relu"], ["beta=0.5"], DEPENDENT),
         *product([0.75], [0.0], ["softplus"], ["beta=0.5"], DEPENDENT),
         *product([0.75], [0.0], ["relu"], ["network"], ["uniform", *DEPENDENT]),
         # Below beta/2, without and with Equation 7.
         *product([0.5], [0.0], smooth_or_not, ["beta=1.4", "quadratic"], ["uniform"]),
-        # S12 and S2 cancel: a residue that no neuron sees, and slopes of mean zero in the limit.
+        # S12 and S2 cancel: a residue that no neuron sees.
         *product([0.75], [0.0], smooth_or_not, ["unseen"], ["near-q"]),
-        *product([0.75], [0.0], EVEN, ["beta=0.5"], ["near-q"]),
         *product((0.5, 0.75, 1.0), [0.0], ["tanh"], ["beta=0.5"], ["uniform"]),
     ]
-    return _cells(SIZES, series, range(8))
+    # Where all neurons see z with one sign, or z^T r is as small as chance, S12 + S2 scatters with
+    # the residue: more seeds.
+    scattered = [
+        *((*row, "beta=0.5", "near-q") for row in product((0.5, 0.75), [0.0], ["relu"])),
+        (0.75, 0.0, "softplus", "beta=0.5", "near-q"),
+        (0.75, 0.5, "relu", "beta=0.5", "near-q"),
+        *product((0.75, 1.0), [0.0], smooth_or_not, ["beta=1"], ["uniform"]),
+    ]
+    return _cells(SIZES, series, range(8)) + _cells(SIZES, scattered, range(8, 24))
+
+
+def saturated_cells() -> tuple[dict, ...]:
+    """List the cells of the control: slopes that die out along q, so that mu tends to 0.
+
+    Few examples stay active, a share of about 1 / zeta, and E_L scatters with them: many seeds.
+
+    Example:
+        >>> {cell["weights"] for cell in saturated_cells()}
+        {'near-q'}
+    """
+    series = product([0.625], [0.0], EVEN, ["beta=0.5"], ["near-q"])
+    return _cells(SIZES, list(series), range(48))
 
 
 def figure_3_cells() -> tuple[dict, ...]:
