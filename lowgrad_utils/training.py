@@ -79,6 +79,7 @@ class Trajectory:
         S2: Norm of the data spike.
         S12_S2: Norm of S12 + S2, both along q.
         z_residue: Cosine z^T r_t / (|z| |r_t|), with its sign.
+        residue: The residue r_t, one a row.
         network: The network at the last epoch reached.
         W: The inner weights, one m x d matrix an epoch recorded, or None unless asked for.
         diverged: What became infinite or too large and at which epoch, or None.
@@ -96,6 +97,7 @@ class Trajectory:
     S2: Tensor = field(repr=False)
     S12_S2: Tensor = field(repr=False)
     z_residue: Tensor = field(repr=False)
+    residue: Tensor = field(repr=False)
     network: TwoLayerNetwork = field(repr=False)
     W: Tensor | None = field(repr=False)
     diverged: str | None
@@ -302,6 +304,7 @@ def _measure(data: SpikedData, state: State, initial: Tensor | None, keep_weight
         # Both are columns along q times a row: the rows add, the direction stays.
         "S12_S2": (parts.S12.matrix() + parts.S2.matrix()).norm(),
         "z_residue": data.z @ r / (data.z.norm() * r.norm()),
+        "residue": r,
         "W": state.network.W if keep_weights else None,
     }
 

@@ -175,6 +175,7 @@ def test_a_trajectory_records_what_its_states_are():
             assert float(getattr(run, name)[row]) == pytest.approx(value, rel=1e-8), name
         assert abs(cosine(run.u1[row], U[:, 0])) == pytest.approx(1, abs=1e-10)
         assert torch.equal(run.W[row], state.network.W)
+        assert torch.equal(run.residue[row], state.residue)
     assert torch.equal(run.network.W, states[7].network.W)
     assert float(run.z_residue.min()) < 0 or float(run.z_residue.max()) > 0
 
