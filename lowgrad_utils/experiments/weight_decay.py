@@ -34,8 +34,8 @@ def spike_bounds(case: Scenario) -> dict[str, float]:
         |S12| <= rho L b zeta gamma sqrt(m)
         |S2| <= rho L (|z| / sqrt(n)) zeta gamma sqrt(m)
 
-    They hold for every case, not only with high probability. The third one uses that sigma' and
-    mu lie in one interval of length L or less, as they do for every activation of the book.
+    They hold for every case, not only with high probability. The third one uses |sigma'_perp| <= L,
+    which is true of every activation of the book.
 
     Args:
         case: The scenario.
