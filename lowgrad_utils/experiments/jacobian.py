@@ -1,7 +1,7 @@
 """The Jacobian penalty: its pieces against the residue spike, and when that spike is swallowed."""
 
+import itertools
 import math
-from itertools import product
 
 import torch
 from torch import Tensor
@@ -67,6 +67,61 @@ def penalty_scenario(
         network = TwoLayerNetwork(normalise_rows(rows), network.a, activation, scaling)
     r = RESIDUES["independent"](data, network, "mse", seed)
     return Scenario(data, network, r, decompose(data, network, r))
+
+
+def penalty_gradient_by_autograd(
+    X: Tensor, network: TwoLayerNetwork, *, inputs: bool = False
+) -> Tensor:
+    """Differentiate (1/2n) sum_i |J_i|^2 in W by automatic differentiation through J_i.
+
+    Args:
+        X: Data, n x d; one backward pass a row, so few rows.
+        network: The network.
+        inputs: Whether J_i is the derivative of f(x_i) in the inputs, not in the weights.
+
+    Returns:
+        The gradient, transposed: d x m.
+
+    Raises:
+        ValueError: If X does not fit.
+
+    Example:
+        >>> from lowgrad_utils.regularisation import jacobian_penalty_gradient
+        >>> X, network = torch.eye(3).double(), TwoLayerNetwork.random(3, 4, activation="tanh")
+        >>> G = penalty_gradient_by_autograd(X, network)
+        >>> torch.allclose(G, jacobian_penalty_gradient(X, network))
+        True
+    """
+    X, W = X.clone().requires_grad_(), network.W.clone().requires_grad_()
+    f = TwoLayerNetwork(W, network.a, network.activation, network.scaling)(X)
+    if inputs:
+        squares = torch.autograd.grad(f.sum(), X, create_graph=True)[0].square().sum()
+    else:
+        rows = (torch.autograd.grad(value, W, create_graph=True)[0] for value in f)
+        squares = sum(row.square().sum() for row in rows)
+    return torch.autograd.grad(squares / (2 * len(X)), W)[0].T
+
+
+def share_of_large_products(case: Scenario) -> float:
+    """Compute the share of entries of sigma' o sigma'' above a tenth of its supremum in size.
+
+    Args:
+        case: The scenario, whose preactivations X W^T are looked at.
+
+    Source: Low Rank Gradients, the hypothesis of Proposition 4.4 (a constant fraction).
+
+    Example:
+        >>> 0.8 < share_of_large_products(penalty_scenario(40, nu=0.1, activation="softplus")) <= 1
+        True
+    """
+    sigma = case.network.sigma
+
+    def product(x: Tensor) -> Tensor:
+        return (sigma.derivative(x) * sigma.second_derivative(x)).abs()
+
+    supremum = product(torch.linspace(-10, 10, 4001, dtype=torch.float64)).max()
+    large = product(case.data.X @ case.network.W.T) > 0.1 * supremum
+    return float(large.double().mean())
 
 
 def share_outside(A: Tensor, direction: Tensor) -> float:
@@ -222,7 +277,7 @@ def figure_7_jacobian_cells() -> tuple[dict, ...]:
     fixed = {"d": 1000, "nu": 3 / 8, "alpha": 0.0, "activation": "sigmoid"}
     return tuple(
         {**fixed, "strength": strength, "seed": seed}
-        for seed, strength in product(range(12), STRENGTHS)
+        for seed, strength in itertools.product(range(12), STRENGTHS)
     )
 
 
@@ -243,5 +298,5 @@ def penalty_cells() -> tuple[dict, ...]:
     ]
     return tuple(
         {"d": d, **dict(zip(names, row)), "seed": seed}
-        for seed, d, row in product(range(8), (250, 400, 640, 1000), series)
+        for seed, d, row in itertools.product(range(8), (250, 400, 640, 1000), series)
     )
