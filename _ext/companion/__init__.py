@@ -4,10 +4,10 @@ from typing import Any
 
 from sphinx.application import Sphinx
 
-from . import assets, ledger, statements
+from . import assets, ledger, references, statements
 
 # Raised with every change to what this package puts into a page, or pages would stay as they were.
-ENV_VERSION = 3
+ENV_VERSION = 4
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
@@ -16,10 +16,14 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_transform(statements.StatementTransform)
     app.add_node(ledger.LedgerNode)
     app.add_directive("ledger", ledger.LedgerDirective)
+    app.add_node(references.ClaimNode)
+    app.add_role("claim", references.ClaimRole())
+    app.add_role("function", references.FunctionRole())
     app.add_css_file("companion.css")
     app.connect("config-inited", assets.add_static_folder)
     app.connect("env-updated", ledger.collect)
     app.connect("doctree-resolved", ledger.fill_tables)
+    app.connect("doctree-resolved", references.fill_claims)
     # After every other extension has added its scripts.
     app.connect("html-page-context", assets.keep_to_this_host, priority=900)
     app.connect("build-finished", ledger.write_json)

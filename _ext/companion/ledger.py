@@ -102,17 +102,19 @@ def _registry(app: Sphinx) -> dict[str, claims.Claim]:
 def fill_tables(app: Sphinx, doctree: nodes.document, docname: str) -> None:
     """Put the table in place of its mark; a Sphinx event handler."""
     for mark in list(doctree.findall(LedgerNode)):
-        text = ledger_html(_rows(app), lambda row: _link(app, docname, row))
+        text = ledger_html(ledger_rows(app), lambda row: row_link(app, docname, row))
         mark.replace_self(nodes.raw("", text, format="html"))
 
 
-def _rows(app: Sphinx) -> list[dict[str, Any]]:
+def ledger_rows(app: Sphinx) -> list[dict[str, Any]]:
+    """Return every row of the ledger, with what was measured where it was."""
     measured = {str(record.get("id")): record for record in app.env.companion_records}
     registry = {claim_id: claim.to_dict() for claim_id, claim in _registry(app).items()}
     return list({**registry, **measured}.values())
 
 
-def _link(app: Sphinx, docname: str, row: dict[str, Any]) -> str:
+def row_link(app: Sphinx, docname: str, row: dict[str, Any]) -> str:
+    """Return the address, seen from a page, of the box that measured a row, or ""."""
     target = app.env.companion_documents.get(row.get("measured_in", ""))
     if target is None:
         return ""
@@ -126,9 +128,9 @@ def ledger_html(rows: list[dict[str, Any]], link: Any) -> str:
         rows: Records as plain data, measured or not.
         link: A function from a row to the address of the cell that measured it, or "".
     """
-    counts = Counter(_verdict(row) for row in rows)
+    counts = Counter(verdict_of(row) for row in rows)
     badges = "".join(
-        f'<li>{_badge(verdict)} <span class="lg-count">{number}</span></li>'
+        f'<li>{badge(verdict)} <span class="lg-count">{number}</span></li>'
         for verdict, number in counts.most_common()
     )
     options = "".join(f"<option>{html.escape(verdict)}</option>" for verdict in counts)
@@ -164,16 +166,17 @@ def _row(row: dict[str, Any], address: str) -> str:
     predicted, measured = (html.escape(str(row.get(k) or "")) for k in ("predicted", "measured"))
     # One number a line: a row is read by looking for one of them.
     measured = measured.replace("; ", "<br>")
-    cells = (statement, html.escape(row["kind"]), predicted, measured, _badge(_verdict(row)))
+    cells = (statement, html.escape(row["kind"]), predicted, measured, badge(verdict_of(row)))
     filled = zip(COLUMNS, cells, strict=True)
     return (
-        f'<tr id="row-{html.escape(row["id"])}" data-verdict="{html.escape(_verdict(row))}">'
+        f'<tr id="row-{html.escape(row["id"])}" data-verdict="{html.escape(verdict_of(row))}">'
         + "".join(f'<td data-label="{label}">{cell}</td>' for label, cell in filled)
         + "</tr>"
     )
 
 
-def _verdict(row: dict[str, Any]) -> str:
+def verdict_of(row: dict[str, Any]) -> str:
+    """Return a row's verdict in words, told apart for controls and for what is planned."""
     verdict = row.get("verdict")
     if not verdict:
         return "planned" if row.get("status") == "planned" else "not measured"
@@ -181,7 +184,8 @@ def _verdict(row: dict[str, Any]) -> str:
     return f"control {verdict}" if ".control" in row["id"] else verdict
 
 
-def _badge(verdict: str) -> str:
+def badge(verdict: str) -> str:
+    """Return a verdict as HTML, coloured by its kind."""
     slug = verdict.replace(" ", "-")
     return f'<span class="lg-verdict lg-verdict-{slug}">{html.escape(verdict)}</span>'
 
