@@ -3,7 +3,10 @@
 import math
 from collections.abc import Iterator
 from itertools import product
+from typing import NamedTuple
 
+import numpy as np
+import pandas as pd
 import torch
 
 from lowgrad_utils import checks
@@ -109,15 +112,29 @@ def winner(along_residue: float, along_q: float) -> str:
     return "residue" if along_residue >= along_q else "spike"
 
 
-def expected_alignments(
-    data: SpikedData, network: TwoLayerNetwork, residue: torch.Tensor
-) -> tuple[float, float]:
-    """Predict the alignments of the gradient's top left singular vector without the gradient.
+class Spikes(NamedTuple):
+    """What the two rank-one pieces of the gradient add up to.
+
+    Attributes:
+        along_residue: Alignment of the top left singular vector with X_B^T r.
+        along_q: Alignment of the same with q.
+        s1: Larger singular value of S1 + S12 + S2.
+        s2: Smaller one.
+    """
+
+    along_residue: float
+    along_q: float
+    s1: float
+    s2: float
+
+
+def expected_spikes(data: SpikedData, network: TwoLayerNetwork, residue: torch.Tensor) -> Spikes:
+    """Predict the gradient's two spikes without the gradient, from a 2 x 2 matrix.
 
     S1 + S12 + S2 = (gamma/n) [u (a o mu)^T + zeta q (b a o mu + v)^T] with u = X_B^T r and
     b = z^T r. In v = z^T [(r a^T) o sigma'_perp] the slopes are replaced by their linear part
     plus independent noise: v_j = a_j c_j w_j^T X^T (z o r) + noise of variance
-    |z o r|^2 (Var sigma'(s g) - c^2 s^2). What is left is an eigenvector of a 2 x 2 matrix.
+    |z o r|^2 (Var sigma'(s g) - c^2 s^2). No n x m matrix is formed.
 
     Args:
         data: Data of known covariance.
@@ -125,21 +142,22 @@ def expected_alignments(
         residue: r, length n.
 
     Returns:
-        The alignments with X_B^T r and with q.
+        Alignments and singular values.
 
     Raises:
-        ValueError: If shapes do not fit or the data's covariance is unknown.
+        ValueError: If shapes do not fit, the residue is zero, or the covariance is unknown.
 
     Source: this book.
 
     Example:
         >>> data = sample_spiked_data(60, 80, nu=0.6)
         >>> network = TwoLayerNetwork.random(80, 100, activation="softplus")
-        >>> along_residue, along_q = expected_alignments(data, network, torch.ones(60).double())
-        >>> along_q > 0.9
+        >>> expected_spikes(data, network, torch.ones(60).double()).along_q > 0.9
         True
     """
     r = checks.vector("residue", residue, length=data.n)
+    if not r.any():
+        raise ValueError("residue is zero, so the gradient has no spikes")
     sigma, s = network.sigma, data.preactivation_scale(network.W)
     mu, c = sigma.mu(s), sigma.c(s)
     weighted = data.z * r
@@ -148,13 +166,15 @@ def expected_alignments(
     noise = weighted.square().sum() * (square - mu**2 - (c * s) ** 2).clamp(min=0)
     u = data.bulk_times(r)
     left = torch.stack([u, data.q], dim=1)
+    # The signs a drop out of all inner products of right factors.
     right = torch.stack([mu, data.zeta * (weighted.sum() * mu + linear)], dim=1)
     gram = right.T @ right
     gram[1, 1] += data.zeta**2 * noise.sum()
     R = torch.linalg.qr(left).R
-    top = torch.linalg.eigh(R @ gram @ R.T).eigenvectors[:, -1]
-    along = (R.T @ top).abs() / left.norm(dim=0)
-    return float(along[0]), float(along[1])
+    values, vectors = torch.linalg.eigh(R @ gram @ R.T)
+    along = (R.T @ vectors[:, -1]).abs() / left.norm(dim=0)
+    s2, s1 = values.clamp(min=0).sqrt() * (network.gamma / data.n)
+    return Spikes(*(float(x) for x in (*along, s1, s2)))
 
 
 def winner_cell(
@@ -182,8 +202,9 @@ def winner_cell(
 
     Returns:
         ``u1_residue`` and ``u1_q``, the measured alignments; ``expected_residue`` and
-        ``expected_q`` of ``expected_alignments``; ``ratio`` = log10 of |S12 + S2| / |S1|; ``rest``
-        = log10 of |E| over the larger of the two. Four digits after the point.
+        ``expected_q`` of ``expected_spikes``; ``z_alignment`` = |z^T r| / (sqrt(n) |r|);
+        ``ratio`` = log10 of |S12 + S2| / |S1|; ``rest`` = log10 of |E| over the larger of the two.
+        Four digits after the point.
 
     Source: Low Rank Gradients, Section 5.
     """
@@ -195,12 +216,13 @@ def winner_cell(
     top = leading_singular_triplets(parts.G, 1).U[:, 0]
     along_q = parts.S12.v * (parts.S12.u @ data.q) + parts.S2.v * (parts.S2.u @ data.q)
     spike = float(along_q.norm())
-    expected = expected_alignments(data, network, r)
+    expected = expected_spikes(data, network, r)
     values = {
         "u1_residue": alignment(top, parts.S1.u),
         "u1_q": alignment(top, data.q),
-        "expected_residue": expected[0],
-        "expected_q": expected[1],
+        "expected_residue": expected.along_residue,
+        "expected_q": expected.along_q,
+        "z_alignment": float(abs(data.z @ r) / (data.n**0.5 * r.norm())),
         "ratio": math.log10(spike / parts.S1.norm),
         "rest": math.log10(
             float(leading_singular_triplets(parts.E, 1).s[0]) / max(spike, parts.S1.norm)
@@ -275,3 +297,44 @@ def _cells(targets, scalings, losses) -> Iterator[dict[str, float | str]]:
     for row in product(SEEDS, NUS, ALPHAS, ACTIVATION_NAMES, targets, scalings, losses):
         seed, *case = row
         yield {"d": SIZE, **dict(zip(names[1:], case)), "seed": seed}
+
+
+def judge(frame: pd.DataFrame) -> pd.DataFrame:
+    """Add each rule's word and the measured one to a grid of cases.
+
+    Args:
+        frame: Rows of ``winner_cell`` with their parameters.
+
+    Returns:
+        The frame with ``beta`` and the words (of ``WINNERS``) ``measured``; ``rule``,
+        ``corrected`` and ``finer``; and ``rule_own``, the rule with the draw's own exponent
+        -2 log(z_alignment) / log(d) in the place of the law's. ``wrong_spike``: the rule names one
+        spike and the other leads alone.
+    """
+    beta = list(map(case_exponent, frame.target, frame.scaling, frame.nu))
+    own = -2 * np.log(frame.z_alignment.clip(1e-4, 1)) / np.log(frame.d)
+    words = {
+        "measured": map(winner, frame.u1_residue, frame.u1_q),
+        "rule": map(rule_of_thumb, frame.nu, frame.alpha, beta),
+        "rule_own": map(rule_of_thumb, frame.nu, frame.alpha, own),
+        "corrected": map(corrected_rule, frame.nu, frame.alpha, beta),
+        "finer": map(winner, frame.expected_residue, frame.expected_q),
+    }
+    judged = frame.assign(beta=beta, **{name: list(word) for name, word in words.items()})
+    alone = (judged["rule"] != "both") & (judged["measured"] != "both")
+    return judged.assign(wrong_spike=alone & (judged["rule"] != judged["measured"]))
+
+
+def confusion(frame: pd.DataFrame, rule: str) -> pd.DataFrame:
+    """Count cases by a rule's word (rows) and the measured one (columns).
+
+    Args:
+        frame: What ``judge`` returns.
+        rule: ``"rule"``, ``"rule_own"``, ``"corrected"`` or ``"finer"``.
+
+    Raises:
+        ValueError: If the rule is unknown.
+    """
+    checks.choice("rule", rule, ("rule", "rule_own", "corrected", "finer"))
+    table = pd.crosstab(frame[rule], frame["measured"])
+    return table.reindex(index=WINNERS, columns=WINNERS, fill_value=0)
