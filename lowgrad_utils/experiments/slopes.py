@@ -317,13 +317,15 @@ def sign_cells() -> tuple[dict[str, Any], ...]:
 
 def figure_2_cells() -> tuple[dict[str, Any], ...]:
     """List the cells of the grid ``figure-2``: the paper's sizes, three scales, and alpha = 0."""
+    # The figure itself has more seeds: a network's own residue scatters.
     series = [
-        *product([5 / 9], ("relu", "elu", "silu", "softplus"), ("drawn", "unit", "sharp")),
-        *product([0.0], ("relu", "elu", "silu", "softplus"), ["drawn"]),
+        *product(range(96), [5 / 9], ["drawn"]),
+        *product(range(24), [5 / 9], ("unit", "sharp")),
+        *product(range(24), [0.0], ["drawn"]),
     ]
     return tuple(
         dict(d=1000, nu=0.125, alpha=alpha, activation=a, residue="network", scale=scale, seed=seed)
-        for seed, (alpha, a, scale) in product(range(24), series)
+        for (seed, alpha, scale), a in product(series, ("relu", "elu", "silu", "softplus"))
     )
 
 
@@ -336,5 +338,5 @@ def suppression_cells() -> tuple[dict[str, Any], ...]:
     ]
     return tuple(
         dict(d=d, nu=nu, alpha=alpha, activation=a, residue="offset", scale="drawn", seed=seed)
-        for seed, d, ((nu, alpha), a) in product(range(20), SIZES, series)
+        for seed, d, ((nu, alpha), a) in product(range(40), SIZES, series)
     )
