@@ -4,13 +4,15 @@ import math
 from itertools import islice, pairwise, product
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
 from lowgrad_utils import checks
 from lowgrad_utils.experiments.initialisation import paper_sizes
 from lowgrad_utils.gradients import closed_form_gradient
-from lowgrad_utils.networks import SCALINGS, TwoLayerNetwork, gaussian_mean
+from lowgrad_utils.networks import ACTIVATIONS, SCALINGS, TwoLayerNetwork, gaussian_mean
 from lowgrad_utils.spectra import alignment, leading_singular_triplets, principal_angles
 from lowgrad_utils.spiked_data import SpikedData, sample_spiked_data, sample_targets
 from lowgrad_utils.training import State, gradient_descent, train
@@ -343,6 +345,65 @@ def spike_cell(d: int, nu: float, eta: float, epochs: int, seed: int) -> dict[st
 def _rounded(values: dict[str, float]) -> dict[str, float]:
     # A stored trajectory has some forty numbers, and more digits are of no use to anyone.
     return {name: round(float(value), 6) for name, value in values.items()}
+
+
+# --- what the runs of Figure 6 say ----------------------------------------------------------------
+
+
+def late_peaks(runs: pd.DataFrame, column: str) -> pd.Series:
+    """Return each run's largest value from epoch ``LATE`` on.
+
+    Args:
+        runs: Rows of the grid ``figure-6``.
+        column: ``"q"``, ``"r"`` or ``"h"``.
+    """
+    return runs[[f"{column}_{t}" for t in EPOCHS if t >= LATE]].max(axis=1)
+
+
+def onset(runs: pd.DataFrame, *, level: float = 0.5**0.5) -> float:
+    """Return the nu at which the median over seeds of the largest late |u_1.q| crosses a level.
+
+    Args:
+        runs: Rows of the grid ``figure-6`` with one d and one eta, over several nu.
+        level: The level, 45 degrees by default.
+
+    Returns:
+        The nu, interpolated between the grid's values.
+
+    Raises:
+        ValueError: If the median does not cross the level from below on the grid's values.
+    """
+    medians = late_peaks(runs, "q").groupby(runs["nu"]).median()
+    above = medians.to_numpy() >= level
+    if above[0] or not above.any():
+        raise ValueError(
+            f"level is {level:g}, but medians from {medians.min():.2f} cross it nowhere"
+        )
+    k = int(above.argmax())
+    return float(np.interp(level, medians.iloc[k - 1 : k + 1], medians.index[k - 1 : k + 1]))
+
+
+def predicted_onset(eta: float, n: int) -> float:
+    """Compute the nu at which descent along q ceases to be stable: eta mu^2 n^(2 nu) = 2.
+
+    Under mean field the curvature along q is gamma mu^2 zeta^2 at initialisation, with
+    mu = E tanh'(g) for a standard normal g.
+
+    Args:
+        eta: The step in units of 1/gamma.
+        n: Number of examples, at least 2.
+
+    Raises:
+        ValueError: If ``eta`` is not positive, or ``n`` is less than 2.
+
+    Example:
+        >>> round(predicted_onset(1.0, 300), 3)
+        0.149
+    """
+    if checks.positive_integer("n", n) < 2:
+        raise ValueError(f"n is {n}, but at least 2 examples are needed for a power of n")
+    mu = float(ACTIVATIONS["tanh"].mu(torch.ones(1, dtype=torch.float64)))
+    return math.log(2 / (checks.positive("eta", eta) * mu**2)) / (2 * math.log(n))
 
 
 # --- cells of the stored grids --------------------------------------------------------------------
