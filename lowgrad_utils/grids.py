@@ -19,6 +19,7 @@ from lowgrad_utils import checks, sweeps
 from lowgrad_utils.experiments import (
     alignment_grid,
     embedded_images,
+    filters,
     gradient_cell,
     input_noise,
     jacobian,
@@ -224,6 +225,11 @@ GRIDS: dict[str, Grid] = {
         trajectories.spike_cell,
         trajectories.figure_6_large_cells(),
         "The first steps of training runs with large data spikes",
+    ),
+    "filters": Grid(
+        filters.filter_cell,
+        filters.filter_cells(),
+        "Angles of a filter's gradient to two given vectors, behind Remark 1",
     ),
 }
 
