@@ -232,7 +232,9 @@ def slider(
     if not os.environ.get(BOOK_VARIABLE):
         return _live_slider(draw, alts, caption, parameters)
     images = [
-        _image(_drawn(draw, frame), text, f' class="lg-frame"{" hidden" if index else ""}')
+        _image(
+            _drawn(draw, frame), text, f' class="lg-frame"{" hidden" if index else ""}', coarse=True
+        )
         for index, (frame, text) in enumerate(zip(frames, alts))
     ]
     controls = [_control_html(name, values) for name, values in parameters.items()]
@@ -296,16 +298,23 @@ class _Output:
         return self.data
 
 
-def _image(fig: Figure, alt: str, attributes: str = "") -> str:
-    """Return the figure as an ``<img>`` that holds its own data, and close the figure."""
+def _image(fig: Figure, alt: str, attributes: str = "", *, coarse: bool = False) -> str:
+    """Return the figure as an ``<img>`` that holds its own data, and close the figure.
+
+    A coarse image has 16 levels of each colour, which nobody sees and which saves a third.
+    """
     if not isinstance(fig, Figure):
         raise TypeError(f"a Matplotlib figure is needed, but {type(fig).__name__} was given")
     png, webp = io.BytesIO(), io.BytesIO()
-    fig.savefig(png, format="png", dpi=_DPI, facecolor="white")
+    # The PNG is only a way to the pixels, so it is not compressed.
+    fig.savefig(png, format="png", dpi=_DPI, facecolor="white", pil_kwargs={"compress_level": 0})
     plt.close(fig)
-    # A third of the PNG's size. Lossless, because lossy is both larger and blurred for line art.
+    # A third of the PNG's size. Lossless, because lossy is both larger and blurred for line art;
+    # there, quality is the effort: 20 takes a fifth of the usual time for 2 % more bytes.
     picture = Image.open(png).convert("RGB")
-    picture.save(webp, "WebP", lossless=True)
+    if coarse:
+        picture = picture.point([(level + 8) // 17 * 17 for level in range(256)] * 3)
+    picture.save(webp, "WebP", lossless=True, quality=20)
     data = base64.b64encode(webp.getvalue()).decode()
     # Width and height reserve the place, so that the page does not jump when a frame is switched.
     return (

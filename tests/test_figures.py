@@ -247,6 +247,22 @@ def test_two_parameters_and_a_function_for_the_text(shown, building):
     assert [control["aria-label"] for control in page.all("input")] == ["nu", "noise"]
 
 
+def test_frames_lose_no_more_than_shades(shown, building):
+    def draw_red(nu):
+        figure = plt.figure(figsize=(2, 1))
+        figure.add_axes([0, 0, 0.5, 1], frame_on=False, xticks=[], yticks=[]).imshow(
+            [[nu]], cmap="viridis", vmin=0, vmax=1, aspect="auto"
+        )
+        return figure
+
+    figures.slider(draw_red, alt="{nu}", caption="c", nu=[0.0, 0.3])
+    for frame, colour in zip(Page(shown[0]["text/html"]).all("img"), plt.cm.viridis([0.0, 0.3])):
+        image = picture(frame["src"]).convert("RGB")
+        seen = np.array(image.getpixel((50, 50))) / 255
+        assert np.abs(seen - colour[:3]).max() < 9 / 255
+        assert image.getpixel((200, 50)) == (255, 255, 255)
+
+
 def test_frames_are_small_and_pages_ask_no_other_host(shown, building):
     def spectrum_at(nu):
         figures.use_style()
