@@ -238,7 +238,7 @@ def slider(
         for index, (frame, text) in enumerate(zip(frames, alts))
     ]
     controls = [_control_html(name, values) for name, values in parameters.items()]
-    content = "".join([*images, *controls, f"<script>{_SCRIPT}</script>"])
+    content = f"{''.join(images)}<div>{''.join(controls)}</div><script>{_SCRIPT}</script>"
     plain = f"{alts[0]} ({len(frames)} frames over {', '.join(parameters)})"
     display(_Output(_figure("lg-slider", content, caption), plain))
     return None
@@ -483,7 +483,8 @@ _GROUND = (
 )
 _HEAD_STYLE = (
     f"position:sticky;top:0;background:{_GROUND};padding:.3em .6em;vertical-align:bottom;"
-    "border-bottom:2px solid currentColor"
+    # A border would scroll away with the rows.
+    "white-space:nowrap;box-shadow:inset 0 -2px currentColor"
 )
 _CELL_STYLE = "padding:.15em .6em;white-space:nowrap"
 _NUMBER_STYLE = f"{_CELL_STYLE};text-align:right;font-variant-numeric:tabular-nums"
