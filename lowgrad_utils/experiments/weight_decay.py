@@ -382,7 +382,7 @@ def bounds_cells() -> tuple[dict, ...]:
     broken = [(1.0, 0.0, "relu", "network", "uniform")]
     names = ("nu", "alpha", "activation", "residue", "weights")
     sizes = (160, 250, 400, 640)
-    return _cells(names, sizes, series, range(4)) + _cells(names, sizes, broken, range(48))
+    return _cells(names, sizes, series, range(8)) + _cells(names, sizes, broken, range(48))
 
 
 def threshold_cells() -> tuple[dict, ...]:
