@@ -194,3 +194,11 @@ def test_cells_are_distinct_and_run():
     for cell in cells[:21]:
         values = filters.filter_cell(**(cell | {"d": 32, "k": 5}))
         assert all(math.isfinite(value) for value in values.values())
+
+
+def test_channel_cells_are_distinct_and_run():
+    cells = filters.channel_cells()
+    assert len({tuple(cell.values()) for cell in cells}) == len(cells)
+    for cell in cells[:6]:
+        values = filters.channel_cell(**(cell | {"d": 32, "k": 5, "channels": 3}))
+        assert all(0 < value <= 1 + 1e-12 for value in values.values())

@@ -382,3 +382,14 @@ def filter_cells() -> tuple[dict[str, Any], ...]:
         )
         for seed, d, (alpha, activation, residue, length) in product(range(16), SIZES, series)
     )
+
+
+def channel_cells() -> tuple[dict[str, Any], ...]:
+    """List the cells of the grid ``filter-channels``: 16 filters under two readouts."""
+    shared = {"d": 400, "k": 32, "channels": 16, "residue": "network"}
+    return tuple(
+        shared | {"activation": activation, "readout": readout, "seed": seed}
+        for seed, activation, readout in product(
+            range(24), ("relu", "softplus", "tanh"), ("signs", "pooled")
+        )
+    )
