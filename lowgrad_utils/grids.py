@@ -231,6 +231,11 @@ GRIDS: dict[str, Grid] = {
         filters.filter_cells(),
         "Angles of a filter's gradient to two given vectors, behind Remark 1",
     ),
+    "filter-channels": Grid(
+        filters.channel_cell,
+        filters.channel_cells(),
+        "Shared directions in the gradients of several filters",
+    ),
 }
 
 
