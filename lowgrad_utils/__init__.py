@@ -6,7 +6,15 @@ only they need a notebook, a plot or a data file.
 """
 
 from lowgrad_utils.checks import AssumptionWarning
-from lowgrad_utils.datasets import DataError, ImageData, load
+from lowgrad_utils.convolutions import (
+    FilterGradient,
+    convolutional_network,
+    expand_filter,
+    filter_gradient,
+    tie,
+    tie_rank_one,
+)
+from lowgrad_utils.datasets import DataError, FeatureData, ImageData, load
 from lowgrad_utils.gradients import (
     Decomposition,
     RankOne,
@@ -38,6 +46,13 @@ from lowgrad_utils.rates import (
     root_mean_square_rate,
     share_interval,
 )
+from lowgrad_utils.regularisation import (
+    PenaltyGradient,
+    add_input_noise,
+    jacobian_penalty,
+    jacobian_penalty_gradient,
+    split_jacobian_penalty,
+)
 from lowgrad_utils.spectra import (
     SingularTriplets,
     alignment,
@@ -59,6 +74,14 @@ from lowgrad_utils.spiked_data import (
     split_spike,
 )
 from lowgrad_utils.sweeps import SweepError, grid, load_grid, run, save_grid, spot_check
+from lowgrad_utils.training import (
+    DivergenceError,
+    DivergenceWarning,
+    State,
+    Trajectory,
+    gradient_descent,
+    train,
+)
 
 __all__ = [
     "ACTIVATIONS",
@@ -69,27 +92,41 @@ __all__ = [
     "AssumptionWarning",
     "DataError",
     "Decomposition",
+    "DivergenceError",
+    "DivergenceWarning",
+    "FeatureData",
+    "FilterGradient",
     "ImageData",
     "Loss",
+    "PenaltyGradient",
     "RankOne",
     "Rate",
     "SingularTriplets",
     "SpikedData",
+    "State",
     "SweepError",
     "Targets",
+    "Trajectory",
     "TwoLayerNetwork",
+    "add_input_noise",
     "alignment",
     "bbp_eigenvalue",
     "binary_labels",
     "bulk_edge",
     "bulk_eigenvalues",
     "closed_form_gradient",
+    "convolutional_network",
     "count_outliers",
     "d_transform",
     "decompose",
     "estimate_nu",
+    "expand_filter",
+    "filter_gradient",
     "fit_rate",
+    "gradient_descent",
     "grid",
+    "jacobian_penalty",
+    "jacobian_penalty_gradient",
     "leading_singular_triplets",
     "load",
     "load_grid",
@@ -108,6 +145,10 @@ __all__ = [
     "save_grid",
     "share_interval",
     "spiked_singular_value",
+    "split_jacobian_penalty",
     "split_spike",
     "spot_check",
+    "tie",
+    "tie_rank_one",
+    "train",
 ]
