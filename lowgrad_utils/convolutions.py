@@ -164,7 +164,7 @@ def filter_gradient(parts: Decomposition) -> FilterGradient:
         >>> from lowgrad_utils.gradients import decompose
         >>> from lowgrad_utils.spiked_data import sample_spiked_data
         >>> data = sample_spiked_data(20, 30, nu=0.25)
-        >>> w, a = torch.tensor([0.6, 0.8]).double(), torch.ones(29).double()
+        >>> w, a = torch.tensor([0.6, 0.8], dtype=torch.float64), torch.ones(29).double()
         >>> network = convolutional_network(w, a)
         >>> filter_gradient(decompose(data, network, torch.ones(20).double())).g.shape
         torch.Size([2])

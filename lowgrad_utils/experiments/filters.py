@@ -53,8 +53,8 @@ def random_filters(k: int, count: int, *, seed: int | torch.Generator = 0) -> Te
         ValueError: If a number is not a whole number of at least one.
 
     Example:
-        >>> random_filters(5, 2).norm(dim=1)
-        tensor([1., 1.], dtype=torch.float64)
+        >>> random_filters(5, 2).shape
+        torch.Size([2, 5])
     """
     k, count = checks.positive_integer("k", k), checks.positive_integer("count", count)
     stream = checks.random_stream(seed, "filter")
