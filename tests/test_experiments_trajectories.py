@@ -207,7 +207,25 @@ def test_the_predicted_onset_solves_its_equation():
     for eta, n in ((1.0, 188), (0.03, 300)):
         nu = trajectories.predicted_onset(eta, n)
         assert eta * mu**2 * n ** (2 * nu) == pytest.approx(2, rel=1e-9)
+        nu = trajectories.predicted_onset(eta, n, length=1.5)
+        assert eta * mu**2 * n ** (2 * nu) / 1.5**2 == pytest.approx(2, rel=1e-9)
     with pytest.raises(ValueError, match=r"^n is 1, but at least 2"):
         trajectories.predicted_onset(1.0, 1)
     with pytest.raises(ValueError, match=r"^eta is 0, but a positive"):
         trajectories.predicted_onset(0, 100)
+    with pytest.raises(ValueError, match=r"^length is -1, but a positive"):
+        trajectories.predicted_onset(1, 100, length=-1)
+
+
+def test_lengths_are_those_after_the_first_steps():
+    data, y, network = trajectories.training_problem(
+        40, nu=0.2, activation="tanh", scaling="mean-field", seed=4
+    )
+    square = torch.ones(50, dtype=FLOAT)
+    states = gradient_descent(data.X, y, network, eta=0.8)
+    for _, state in zip(range(trajectories.LATE), states):
+        for j, (w, g) in enumerate(zip(state.network.W, state.gradient.T)):
+            across = g - (g @ w) * w
+            square[j] += (0.8 * 50) ** 2 * across @ across / square[j]
+    expected = float(square.sqrt().mean())
+    assert trajectories.early_length(40, 0.2, 0.8, 4) == pytest.approx(expected, rel=1e-9)

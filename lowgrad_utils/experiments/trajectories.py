@@ -383,18 +383,19 @@ def onset(runs: pd.DataFrame, *, level: float = 0.5**0.5) -> float:
     return float(np.interp(level, medians.iloc[k - 1 : k + 1], medians.index[k - 1 : k + 1]))
 
 
-def predicted_onset(eta: float, n: int) -> float:
-    """Compute the nu at which descent along q ceases to be stable: eta mu^2 n^(2 nu) = 2.
+def predicted_onset(eta: float, n: int, *, length: float = 1.0) -> float:
+    """Compute the nu at which descent along q ceases to be stable: eta mu^2 n^(2 nu) = 2 length^2.
 
     Under mean field the curvature along q is gamma mu^2 zeta^2 at initialisation, with
-    mu = E tanh'(g) for a standard normal g.
+    mu = E tanh'(g) for a standard normal g; weight normalisation divides it by length^2.
 
     Args:
         eta: The step in units of 1/gamma.
         n: Number of examples, at least 2.
+        length: |v_j| of the parameters v_j behind the rows of W, 1 at initialisation.
 
     Raises:
-        ValueError: If ``eta`` is not positive, or ``n`` is less than 2.
+        ValueError: If ``eta`` or ``length`` is not positive, or ``n`` is less than 2.
 
     Example:
         >>> round(predicted_onset(1.0, 300), 3)
@@ -403,7 +404,28 @@ def predicted_onset(eta: float, n: int) -> float:
     if checks.positive_integer("n", n) < 2:
         raise ValueError(f"n is {n}, but at least 2 examples are needed for a power of n")
     mu = float(ACTIVATIONS["tanh"].mu(torch.ones(1, dtype=torch.float64)))
-    return math.log(2 / (checks.positive("eta", eta) * mu**2)) / (2 * math.log(n))
+    step = checks.positive("eta", eta) / checks.positive("length", length) ** 2
+    return math.log(2 / (step * mu**2)) / (2 * math.log(n))
+
+
+def early_length(d: int, nu: float, eta: float, seed: int) -> float:
+    """Compute the mean length |v_j| to which ``LATE`` steps of a run of Figure 6 have grown.
+
+    Args:
+        d: Number of features.
+        nu: Spike exponent.
+        eta: The step in units of 1/gamma.
+        seed: Seed.
+
+    Example:
+        >>> early_length(40, 0.1, 1.0, 0) > early_length(40, 0.1, 0.1, 0) > 1
+        True
+    """
+    data, y, network = training_problem(
+        d, nu=nu, activation="tanh", scaling="mean-field", seed=seed
+    )
+    states = gradient_descent(data.X, y, network, eta=eta)
+    return float(next(islice(states, LATE, None)).lengths.mean())
 
 
 # --- cells of the stored grids --------------------------------------------------------------------
