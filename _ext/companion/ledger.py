@@ -17,6 +17,7 @@ from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
 from lowgrad_utils import claims
+from lowgrad_utils.sweeps import load_grid
 
 LOGGER = logging.getLogger(__name__)
 METADATA_KEY = "lowgrad_claim"
@@ -81,6 +82,9 @@ def collect(app: Sphinx, env: BuildEnvironment) -> Iterable[str]:
         for record in records_in(_executed(app, path))
     ]
     registry = _registry(app)
+    repeated = _repeated(Path(app.srcdir, "data", "reseeds.csv"))
+    for record in records:
+        record["other_seeds"] = repeated.get(str(record.get("id")), "")
     # Every problem is a warning of its own, and the book is built with warnings as errors: so
     # all of them are seen at once, together with the pages that show where they come from.
     for problem in claims.audit(records, list(env.companion_documents), registry):
@@ -89,6 +93,15 @@ def collect(app: Sphinx, env: BuildEnvironment) -> Iterable[str]:
     records.sort(key=lambda record: order.get(str(record.get("id")), len(order)))
     env.companion_records = records
     return sorted(ledger_pages(env))
+
+
+def _repeated(table: Path) -> dict[str, str]:
+    """Return for each statement in how many runs on other seeds its verdict was the same."""
+    if not table.is_file():
+        return {}
+    runs = load_grid(table)
+    same = (runs["verdict"] == runs["expected"]).groupby(runs["claim"]).agg(["sum", "count"])
+    return {claim: f"{row['sum']} of {row['count']}" for claim, row in same.iterrows()}
 
 
 def _registry(app: Sphinx) -> dict[str, claims.Claim]:
@@ -166,7 +179,10 @@ def _row(row: dict[str, Any], address: str) -> str:
     predicted, measured = (html.escape(str(row.get(k) or "")) for k in ("predicted", "measured"))
     # One number a line: a row is read by looking for one of them.
     measured = measured.replace("; ", "<br>")
-    cells = (statement, html.escape(row["kind"]), predicted, measured, badge(verdict_of(row)))
+    verdict = badge(verdict_of(row))
+    if row.get("other_seeds"):
+        verdict += f"<br><small>so in {html.escape(row['other_seeds'])} runs on other seeds</small>"
+    cells = (statement, html.escape(row["kind"]), predicted, measured, verdict)
     filled = zip(COLUMNS, cells, strict=True)
     return (
         f'<tr id="row-{html.escape(row["id"])}" data-verdict="{html.escape(verdict_of(row))}">'
