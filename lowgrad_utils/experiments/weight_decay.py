@@ -379,7 +379,7 @@ def bounds_cells() -> tuple[dict, ...]:
         *product((0.25, 0.75), [0.0], ["relu"], ["offset"], ["near-q"]),
     ]
     # Without |r| = O(sqrt n): under NTK scaling a large spike makes the outputs grow.
-    broken = [(1.0, 0.0, "relu", "network", "uniform")]
+    broken = [(1.5, 0.0, "relu", "network", "uniform")]
     names = ("nu", "alpha", "activation", "residue", "weights")
     sizes = (160, 250, 400, 640)
     return _cells(names, sizes, series, range(8)) + _cells(names, sizes, broken, range(48))
