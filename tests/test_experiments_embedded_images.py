@@ -162,6 +162,9 @@ def test_the_turn_separates_strengths(activation, seed):
     below = [t for t, strength in zip(turned, grid) if strength < turn / 1.02]
     above = [t for t, strength in zip(turned, grid) if strength > turn * 1.0001]
     assert len(below) == len(above) == 20 and not any(below) and all(above)
+    # The turn lies between the strength found and that strength over 1 + precision.
+    before, after = follow_penalty(case, [turn / 1.0101, turn])
+    assert before["u1_q"] < before["u1_residue"] and after["u1_q"] >= after["u1_residue"]
 
 
 def test_no_turn_and_an_earlier_turn():
