@@ -1,5 +1,6 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -61,20 +62,25 @@ def test_bad_cases(changes, message):
         input_noise.noisy_scenario(**{"d": 8, "nu": 0.2, "tau2": 1.0} | changes)
 
 
-@pytest.mark.parametrize("d", [40, 140])
-def test_measurements_are_those_of_the_full_matrices(d):
-    fixed = {"nu": 0.2, "alpha": 0.6, "tau2": 0.3, "activation": "relu", "residue": "network"}
+@pytest.mark.parametrize(("d", "activation"), [(40, "relu"), (140, "relu"), (40, "erf")])
+def test_measurements_are_those_of_the_full_matrices(d, activation):
+    fixed = {"nu": 0.2, "alpha": 0.6, "tau2": 0.3, "activation": activation, "residue": "network"}
     case = input_noise.noisy_scenario(d, seed=3, **fixed)
     parts, r, W = case.parts, case.residue, case.network.W
     U = torch.linalg.svd(parts.G).U
     spike = case.data.zeta * torch.outer(case.data.z, case.data.q)
     noisy, clean = (case.data.X - spike).T @ r, (case.clean.X - spike).T @ r
+    # E sigma'(w^T x) for a preactivation of variance s^2: 1/2, or 2 / sqrt(pi (1 + 2 s^2)).
+    variances = torch.arange(1, d + 1, dtype=FLOAT) ** -0.6 + 0.3
+    s2 = W.square() @ variances + (case.data.zeta * W @ case.data.q) ** 2
+    mu = 0.5 if activation == "relu" else 2 / (math.pi * (1 + 2 * s2)).sqrt()
+    slopes = case.network.sigma.derivative(case.data.X @ W.T) - mu
     expected = {
         "S1": largest(parts.S1.matrix()),
         "S12": largest(parts.S12.matrix()),
         "S2": largest(parts.S2.matrix()),
         "E": largest(parts.E),
-        "slopes": largest((case.data.X @ W.T > 0).to(FLOAT) - 0.5),
+        "slopes": largest(slopes),
         "u1_q": cosine(U[:, 0], case.data.q),
         "u1_residue": cosine(U[:, 0], noisy),
         "u1_clean": cosine(U[:, 0], clean),
@@ -98,12 +104,16 @@ def test_the_share_is_predicted_and_measured(alpha, tau2):
     assert sum(shares) / 12 == pytest.approx(predicted, rel=0.25)
 
 
-def test_the_share_of_a_residue_that_knows_the_bulk_is_larger():
+def test_a_residue_may_know_the_leading_direction_of_the_bulk():
+    # A decay so fast that e_1 is the bulk: r = x_1 + g has then |X_B^T r| = x_1^T (x_1 + g), and
+    # E |X_B^T r|^2 = n (n + 3), n of it for g alone, beside d times n (1 + 1) of noise.
+    d, n = 80, 60
     generic, knowing = (
-        input_noise.measured_signal(100, 0.5, 1.0, residue=residue)
-        for residue in ("generic", "bulk")
+        np.array([input_noise.measured_signal(d, 20.0, 1.0, residue=r, seed=s) for s in range(40)])
+        for r in ("generic", "bulk")
     )
-    assert knowing > 1.5 * generic
+    assert generic.mean() == pytest.approx(1 / (1 + d), rel=0.6)
+    assert knowing.mean() == pytest.approx((n + 3) / (n + 3 + 2 * d), rel=0.15)
 
 
 def test_bad_shares():
