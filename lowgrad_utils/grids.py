@@ -294,7 +294,7 @@ def compute(
     provenance = {
         "about": grid.about,
         "command": f"python -m lowgrad_utils.grids {name}",
-        "cpu_minutes": round(float(frame["seconds"].sum()) / 60, 1),
+        "cpu_minutes": round(float(frame["seconds"].sum()) / 60, 2),
         "versions": {package: version(package) for package in ("torch", "numpy", "scipy")},
     }
     sweeps.save_grid(frame.drop(columns=["error", "seconds"]), path, provenance)

@@ -96,8 +96,8 @@ def run(
         retry_failures: Compute failed cells again, too.
 
     Returns:
-        Columns: the parameters, what was measured, ``seconds`` and ``error`` (None, or the text
-        of the exception).
+        Columns: the parameters, what was measured, ``seconds`` (of processor time) and ``error``
+        (None, or the text of the exception).
 
     Raises:
         TypeError: If a cell holds something else than plain values.
@@ -434,12 +434,12 @@ def _compute_there(function: Callable, cell: Cell) -> Row:
 
 
 def _compute(function: Callable, cell: Cell) -> Row:
-    begin = time.perf_counter()
+    begin = time.thread_time()
     try:
         measured, error = _measurements(function(**cell), cell), None
     except Exception as caught:  # whatever a cell raises is its result; the other cells go on
         measured, error = {}, f"{type(caught).__name__}: {caught}"
-    return _row(cell, measured, time.perf_counter() - begin, error)
+    return _row(cell, measured, time.thread_time() - begin, error)
 
 
 def _row(cell: Cell, measured: dict, seconds: float, error: str | None) -> Row:

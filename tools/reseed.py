@@ -1,12 +1,13 @@
 """Repeat the ledger's measurements on fresh random numbers and count how often verdicts change.
 
-    python tools/reseed.py [CHAPTER ...] [--runs 20] [--workers 2] [--store]
+    python tools/reseed.py [CHAPTER ...] [--runs 20] [--anew 0] [--store]
 
 Run k executes the code cells of each chapter with `LOWGRAD_FRESH_SEEDS=k`, which exchanges every
-stream of random numbers; figures are not drawn. A stored grid is computed anew if that takes
-at most `AFFORDABLE` minutes; otherwise its seeds are drawn again from the stored ones, with
-replacement. Finished runs are kept in `_build/reseed` and not repeated until the chapter's code,
-its rules or its grids change. `--store` writes all runs to `data/reseeds.csv`.
+stream of random numbers; figures are not drawn. A stored grid is computed anew if that takes at
+most `CHEAP` minutes (in the first `--anew` runs, at most `DEAR`); otherwise its seeds are drawn
+again from the stored ones, with replacement. Finished runs are kept in `_build/reseed` and not
+repeated until the chapter's code, its rules or its grids change. `--store` writes all runs to
+`data/reseeds.csv`.
 """
 
 import argparse
@@ -28,8 +29,8 @@ from matplotlib import pyplot as plt
 from lowgrad_utils import checks, claims, figures, grids, sweeps
 
 ROOT = Path(__file__).resolve().parent.parent
-#: Minutes on one core up to which a stored grid is computed anew for every run.
-AFFORDABLE = 10
+#: Minutes on one core up to which a stored grid is computed anew, in all runs or in some.
+CHEAP, DEAR = 0.5, 10
 TABLE = ROOT / "data" / "reseeds.csv"
 #: Boxes, texts and pictures: what a reader needs and a verdict does not.
 SILENT = ("show", "slider")
@@ -37,12 +38,13 @@ SILENT = ("show", "slider")
 STORED = grids.stored
 
 
-def repeat(chapter: str, fresh: int, source: str) -> dict[str, str]:
+def repeat(chapter: str, fresh: int, anew: bool, source: str) -> dict[str, str]:
     """Execute one chapter on the k-th set of fresh random numbers.
 
     Args:
         chapter: Stem of the notebook.
         fresh: The number k of the set, at least 1.
+        anew: Whether dear grids are computed anew, too.
         source: Digest of what the verdicts follow from; only tells runs apart.
 
     Returns:
@@ -63,7 +65,7 @@ def repeat(chapter: str, fresh: int, source: str) -> dict[str, str]:
         patch.dict(os.environ, variables),
         patch.multiple(figures, **silent),
         patch.object(claims, "settle", settle),
-        patch.object(grids, "stored", lambda name: another_grid(name, fresh)),
+        patch.object(grids, "stored", lambda name: another_grid(name, fresh, anew)),
     ):
         for number, cell in enumerate(code_cells(chapter)):
             exec(compile(cell, f"{chapter}, code cell {number}", "exec"), namespace)
@@ -106,24 +108,26 @@ def grids_of(chapter: str) -> list[str]:
     return [name for name in grids.GRIDS if name in words]
 
 
-def affordable(name: str) -> bool:
-    """Tell whether a stored grid is computed anew for every run.
+def computed(name: str, anew: bool) -> bool:
+    """Tell whether a stored grid is computed anew rather than resampled.
 
     Args:
         name: A key of ``grids.GRIDS``.
+        anew: Whether dear ones are.
     """
-    return STORED(name).attrs["provenance"]["cpu_minutes"] <= AFFORDABLE
+    return STORED(name).attrs["provenance"]["cpu_minutes"] <= (DEAR if anew else CHEAP)
 
 
-def another_grid(name: str, fresh: int) -> pd.DataFrame:
+def another_grid(name: str, fresh: int, anew: bool) -> pd.DataFrame:
     """Return a stored grid on other seeds: computed anew, or resampled where that takes too long.
 
     Args:
         name: A key of ``grids.GRIDS``.
         fresh: The number of the set of fresh random numbers.
+        anew: Whether dear grids are computed anew, too.
     """
     stored, grid = STORED(name), grids.GRIDS[name]
-    if not affordable(name):
+    if not computed(name, anew):
         return resampled(stored, [p for p in grid.parameters if p != "seed"], fresh)
     path = ROOT / "_build" / "reseed" / "grids" / f"{name}.{fresh}.jsonl"
     frame = sweeps.run(grid.function, grid.cells, path=path, progress=False)
@@ -155,7 +159,7 @@ def source_key(chapter: str) -> str:
         chapter: Stem of the notebook.
     """
     rules = [line for line in claims.rules_listing() if line.split(":")[0] in ids(chapter)]
-    stored = [grids.grid_path(name).with_suffix(".json") for name in grids_of(chapter)]
+    stored = [grids.grid_path(name) for name in grids_of(chapter)]
     return digest(stored, *code_cells(chapter), *rules)[:12]
 
 
@@ -169,19 +173,24 @@ def ids(chapter: str) -> list[str]:
     return [row.id for row in rows if row.chapter == chapter and row.status == "settled"]
 
 
-def run_chapter(chapter: str, runs: int, workers: int) -> pd.DataFrame:
+def run_chapter(chapter: str, runs: int, anew: int, workers: int) -> pd.DataFrame:
     """Repeat one chapter and return one row a run and statement.
 
     Args:
         chapter: Stem of the notebook.
         runs: Number of sets of fresh random numbers.
+        anew: Number of the first runs in which dear grids are computed anew.
         workers: Number of processes.
 
     Raises:
         BookError: If a run failed; says where.
     """
     path = ROOT / "_build" / "reseed" / f"{chapter}.jsonl"
-    cells = sweeps.grid(chapter=[chapter], fresh=range(1, runs + 1), source=[source_key(chapter)])
+    source = source_key(chapter)
+    cells = [
+        {"chapter": chapter, "fresh": k, "anew": k <= anew, "source": source}
+        for k in range(1, runs + 1)
+    ]
     # Workers, never this process: a run sets variables and exchanges functions.
     frame = sweeps.run(repeat, cells, path=path, workers=max(workers, 2))
     failed = frame[frame["error"].notna()]
@@ -190,14 +199,17 @@ def run_chapter(chapter: str, runs: int, workers: int) -> pd.DataFrame:
             f"chapter {chapter}, fresh seeds {failed['fresh'].iloc[0]}: {failed['error'].iloc[0]}"
         )
     names = grids_of(chapter)
-    how = "fresh" if all(affordable(name) for name in names) else "resampled"
+    how = {
+        anew: ("fresh" if all(computed(name, anew) for name in names) else "resampled")
+        for anew in (False, True)
+    }
     registry = claims.load_registry()
     return pd.DataFrame(
         {
             "claim": claim_id,
             "chapter": chapter,
             "fresh": row["fresh"],
-            "grids": how if names else "none",
+            "grids": how[row["anew"]] if names else "none",
             "expected": registry[claim_id].expected,
             "verdict": row[claim_id],
             "measured": row[f"{claim_id} measured"],
@@ -214,7 +226,7 @@ def summary(runs: pd.DataFrame) -> pd.DataFrame:
         runs: The table of ``run_chapter``.
     """
     same = runs["verdict"] == runs["expected"]
-    table = runs.assign(same=same).groupby(["chapter", "claim", "grids"], sort=False)["same"]
+    table = runs.assign(same=same).groupby(["chapter", "claim"], sort=False)["same"]
     return table.agg(["sum", "count"]).sort_values("sum", kind="stable").reset_index()
 
 
@@ -225,20 +237,20 @@ def main() -> int:
     )
     parser.add_argument("chapters", nargs="*", metavar="CHAPTER", help="stems; all by default")
     parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--anew", type=int, default=0, metavar="RUNS")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--store", action="store_true", help=f"write {TABLE.name}")
     arguments = parser.parse_args()
     chapters = [c for c in arguments.chapters or chapter_names(ROOT) if document(c) and ids(c)]
-    runs = pd.concat(
-        [run_chapter(c, arguments.runs, arguments.workers) for c in chapters], ignore_index=True
-    )
+    settings = (arguments.runs, arguments.anew, arguments.workers)
+    runs = pd.concat([run_chapter(chapter, *settings) for chapter in chapters], ignore_index=True)
     changed = runs[runs["verdict"] != runs["expected"]]
     for row in changed.itertuples():
         print(f"{row.claim}, run {row.fresh}: {row.verdict}, not {row.expected} ({row.measured})")
     counts = summary(runs)
     print(counts.to_string(index=False))
     if arguments.store:
-        command = f"python tools/reseed.py --runs {arguments.runs} --store"
+        command = f"python tools/reseed.py --runs {settings[0]} --anew {settings[1]} --store"
         sweeps.save_grid(runs, TABLE, {"about": __doc__.splitlines()[0], "command": command})
     return int((counts["sum"] < 0.95 * counts["count"]).any())
 

@@ -36,7 +36,7 @@ def chapter(monkeypatch):
 def test_a_run_draws_other_numbers_and_leaves_everything_as_it_was(chapter, capsys):
     before = (claims.settle, figures.show, grids.stored, os.getcwd(), dict(os.environ))
     usual = abs(float(sample_spiked_data(3, 4, nu=0.0, seed=0).z[0]))
-    found = [reseed.repeat("any", k, "digest") for k in (1, 2, 1)]
+    found = [reseed.repeat("any", k, False, "digest") for k in (1, 2, 1)]
     assert chapter[0] == chapter[2]
     assert len({usual, *chapter}) == 3
     assert found[0] == {"lrg.prop-2.1": "holds", "lrg.prop-2.1 measured": repr(chapter[0])}
@@ -48,7 +48,7 @@ def test_an_error_in_a_cell_names_it_and_leaves_everything_as_it_was(monkeypatch
     monkeypatch.setattr(reseed, "code_cells", lambda name: ["x = 1", "1 / 0"])
     before = claims.settle
     with pytest.raises(ZeroDivisionError) as failure:
-        reseed.repeat("any", 1, "digest")
+        reseed.repeat("any", 1, False, "digest")
     assert "any, code cell 1" in str(failure.traceback[-1].path)
     assert claims.settle is before
     assert checks.FRESH_SEEDS_VARIABLE not in os.environ
@@ -79,10 +79,10 @@ def test_cheap_grids_are_computed_anew_and_dear_ones_resampled(tmp_path, monkeyp
     monkeypatch.setattr(reseed, "ROOT", tmp_path)
     stored = grids.compute("tiny", workers=1, log=tmp_path / "log")["value"].tolist()
     monkeypatch.setenv(checks.FRESH_SEEDS_VARIABLE, "1")
-    assert reseed.affordable("tiny")
-    assert not set(reseed.another_grid("tiny", 1)["value"]) & set(stored)
-    monkeypatch.setattr(reseed, "AFFORDABLE", -1)
-    assert set(reseed.another_grid("tiny", 1)["value"]) <= set(stored)
+    assert not set(reseed.another_grid("tiny", 1, False)["value"]) & set(stored)
+    monkeypatch.setattr(reseed, "CHEAP", -1)
+    assert set(reseed.another_grid("tiny", 1, False)["value"]) <= set(stored)
+    assert not set(reseed.another_grid("tiny", 1, True)["value"]) & set(stored)
 
 
 def test_chapters_that_do_not_exist_are_named():
