@@ -1,5 +1,6 @@
 """Gradient descent on the inner weights with rows kept on the unit sphere, and what it records."""
 
+import math
 import os
 import warnings
 from collections.abc import Iterable, Iterator
@@ -133,10 +134,10 @@ def gradient_descent(
     Raises:
         TypeError: If an argument is not a floating-point tensor, dtypes differ, or ``eta`` or
             ``growth`` is no number.
-        ValueError: If shapes do not fit, an entry is NaN or infinite, ``eta`` is not positive,
-            ``growth`` is not above 1, or a name is unknown.
+        ValueError: If shapes do not fit, an entry is NaN or infinite, the loss at the start is
+            infinite, ``eta`` is not positive, ``growth`` is not above 1, or a name is unknown.
         DivergenceError: At the epoch at which the weights or the loss become infinite, or the
-            loss exceeds ``growth`` times its first value.
+            loss exceeds ``growth`` times its first value (or times rounding, if that is larger).
 
     Source: Low Rank Gradients, Section 3.4; Salimans and Kingma, Weight Normalization.
 
@@ -155,8 +156,13 @@ def gradient_descent(
     chosen = LOSSES[checks.choice("loss", loss, LOSSES)]
     checks.choice("normalisation", normalisation, NORMALISATIONS)
     # Checked now, not at the first state: a generator would wait with it.
-    chosen.value(network(X), y)
-    return _states(X, y, network, step, chosen, normalisation, growth)
+    first = float(chosen.value(network(X), y).mean())
+    if not math.isfinite(first):
+        raise ValueError(f"the loss at the start is {first}, but a finite one is needed: scale y")
+    # A fit that is perfect but for rounding may not count as diverging with its next rounding.
+    zero = float(chosen.value(torch.zeros_like(y), y).mean())
+    limit = growth * max(first, torch.finfo(y.dtype).eps * zero)
+    return _states(X, y, network, step, chosen, normalisation, limit)
 
 
 def train(
@@ -237,17 +243,16 @@ def train(
     )
 
 
-def _states(X, y, network, step, loss, normalisation, growth) -> Iterator[State]:
+def _states(X, y, network, step, loss, normalisation, limit) -> Iterator[State]:
     """Yield the states after the arguments were checked."""
     lengths = network.W.new_ones(network.m, 1)
-    epoch, first = 0, None
+    epoch = 0
     while True:
         value, residue, gradient = _loss_and_gradient(X, y, network, loss)
-        first = value if first is None else first
-        if not value <= growth * first:
+        if not value <= limit:
             raise DivergenceError(
-                f"training diverged at epoch {epoch}: the loss is {value:.3g}, more than "
-                f"{growth:g} times its {first:.3g} at the start; a smaller eta helps"
+                f"training diverged at epoch {epoch}: the loss is {value:.3g}, beyond its "
+                f"limit of {limit:.3g}; a smaller eta helps"
             )
         yield State(epoch, network, residue, gradient, value, lengths[:, 0])
         epoch += 1

@@ -1,4 +1,5 @@
 import math
+import re
 
 import pytest
 import torch
@@ -228,12 +229,26 @@ def test_a_loss_that_grows_too_much_is_named_with_its_epoch():
     losses = [s.loss for s in take(gradient_descent(data.X, y, network, eta=20.0), 12)]
     epoch = next(t for t, loss in enumerate(losses) if loss > 1.5 * losses[0])
     assert epoch >= 1
-    line = rf"^training diverged at epoch {epoch}: the loss is .*more than 1.5 times its"
+    limit = re.escape(f"{1.5 * losses[0]:.3g}")
+    line = rf"^training diverged at epoch {epoch}: the loss is .*, beyond its limit of {limit};"
     with pytest.warns(DivergenceWarning, match=line):
         run = train(data, y, network, epochs=12, eta=20.0, growth=1.5)
     assert run.epochs == list(range(epoch))
     with pytest.raises(DivergenceError, match=line):
         take(gradient_descent(data.X, y, network, eta=20.0, growth=1.5), 12)
+
+
+def test_a_perfect_fit_does_not_diverge_with_its_rounding():
+    data, _, network = problem()
+    losses = [s.loss for s in take(gradient_descent(data.X, network(data.X), network), 5)]
+    assert losses[0] == 0
+    assert 0 < max(losses) < 1e-28
+
+
+def test_targets_beyond_all_losses_are_named_at_once():
+    data, y, network = problem()
+    with pytest.raises(ValueError, match=r"^the loss at the start is inf, but a finite one"):
+        gradient_descent(data.X, 1e200 * y, network)
 
 
 BAD = [

@@ -350,22 +350,29 @@ def _rounded(values: dict[str, float]) -> dict[str, float]:
 # --- what the runs of Figure 6 say ----------------------------------------------------------------
 
 
-def late_peaks(runs: pd.DataFrame, column: str) -> pd.Series:
-    """Return each run's largest value from epoch ``LATE`` on.
+def late_peaks(runs: pd.DataFrame, column: str, *, since: int = LATE) -> pd.Series:
+    """Return each run's largest value over the late epochs measured.
 
     Args:
         runs: Rows of the grid ``figure-6``.
         column: ``"q"``, ``"r"`` or ``"h"``.
+        since: The first epoch that counts, at most the last of ``EPOCHS``.
+
+    Raises:
+        ValueError: If ``since`` is negative or later than all of ``EPOCHS``.
     """
-    return runs[[f"{column}_{t}" for t in EPOCHS if t >= LATE]].max(axis=1)
+    if not 0 <= since <= EPOCHS[-1]:
+        raise ValueError(f"since is {since}, but an epoch from 0 to {EPOCHS[-1]} is needed")
+    return runs[[f"{column}_{t}" for t in EPOCHS if t >= since]].max(axis=1)
 
 
-def onset(runs: pd.DataFrame, *, level: float = 0.5**0.5) -> float:
+def onset(runs: pd.DataFrame, *, level: float = 0.5**0.5, since: int = LATE) -> float:
     """Return the nu at which the median over seeds of the largest late |u_1.q| crosses a level.
 
     Args:
         runs: Rows of the grid ``figure-6`` with one d and one eta, over several nu.
         level: The level, 45 degrees by default.
+        since: The first epoch that counts.
 
     Returns:
         The nu, interpolated between the grid's values.
@@ -373,7 +380,7 @@ def onset(runs: pd.DataFrame, *, level: float = 0.5**0.5) -> float:
     Raises:
         ValueError: If the median does not cross the level from below on the grid's values.
     """
-    medians = late_peaks(runs, "q").groupby(runs["nu"]).median()
+    medians = late_peaks(runs, "q", since=since).groupby(runs["nu"]).median()
     above = medians.to_numpy() >= level
     if above[0] or not above.any():
         raise ValueError(
