@@ -248,7 +248,7 @@ def table(frame: pd.DataFrame, *, caption: str, digits: int = 3) -> None:
     """Display a table that a reader sorts by its column heads, with no kernel.
 
     A click on a head (or Enter, or the space bar) sorts by that column, a second one the other
-    way round. Columns of numbers sort as numbers, by their exact values. Wide or long tables
+    way round. Columns of numbers sort as numbers, by ten digits of them. Wide or long tables
     scroll in a box of their own. Where scripts are stripped the table is shown as it is.
 
     Args:
@@ -543,7 +543,8 @@ def _cell_html(value: Any, numeric: bool, digits: int) -> str:
     if not numeric:
         missing = value is None or value is pd.NA or value != value
         return f'<td style="{_CELL_STYLE}">{"" if missing else html.escape(str(value))}</td>'
-    exact = "" if pd.isna(value) else f"{value:.10g}"
+    # Scripts read "Infinity" as a number, but not "inf".
+    exact = "" if pd.isna(value) else f"{value:.10g}".replace("inf", "Infinity")
     return (
         f'<td style="{_NUMBER_STYLE}" data-value="{exact}">'
         f"{html.escape(_number_text(value, digits))}</td>"

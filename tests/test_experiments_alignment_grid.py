@@ -61,6 +61,20 @@ def test_a_cell_averages_its_draws():
     assert 0 < cell["small"] < 1
 
 
+def test_a_cell_counts_large_values_along_q_against_a_random_direction():
+    cell = alignment.alignment_cell(100, 0.25, 2, 1)
+    ratios = [
+        abs(alignment.alignments(100, 0.25, seed)[case.column])
+        / alignment.predicted_alignment(case._replace(target="single-index"), 100, 0.25)
+        for seed in (2, 3)
+        for case in alignment.ALIGNED_CASES
+    ]
+    assert min(ratios) < 3 < max(ratios)
+    assert sum(2 < x < 3 for x in ratios)
+    assert cell["large_along_q"] == pytest.approx(sum(x > 3 for x in ratios) / 8, abs=1e-6)
+    assert cell["small_along_q"] == 0
+
+
 def normal_mean(function):
     return integrate.quad(lambda g: function(g) * stats.norm.pdf(g), -9, 9, limit=200)[0]
 
@@ -101,6 +115,18 @@ def test_kappa_with_the_network_s_output():
     )
     case = Case("relu", "single-index", "ntk", "mse")
     assert alignment.signal_strength(case) == pytest.approx(share, rel=0.02)
+
+
+def test_kappa_averages_over_the_mean_output_and_follows_the_spread():
+    # Softplus has a large mean, E softplus = 0.81, and a spread of 1.5 is not that of the limit.
+    s = 1.5
+    mean = normal_mean(lambda g: math.log1p(math.exp(s * g)))
+    variance = normal_mean(lambda g: math.log1p(math.exp(s * g)) ** 2) - mean**2
+    slope = normal_mean(lambda g: logistic(s * g) * (1 - logistic(s * g)))
+    noise = normal_mean(lambda g: logistic(s * g) ** 2) + 0.01 - 0.25
+    expected = normal_mean(lambda g: (slope**2 + 0.25) / (noise + variance + (mean * g - 0.5) ** 2))
+    case = Case("softplus", "single-index", "ntk", "mse")
+    assert alignment.signal_strength(case, spread=s) == pytest.approx(expected, rel=0.02)
 
 
 def test_kappa_of_logistic_residues_by_simulation():
@@ -152,6 +178,15 @@ def test_exponents_and_ratios_of_a_known_grid(grid):
     ratios = alignment.rms_ratios(grid)
     assert len(ratios) == 48 * 6
     assert np.allclose(ratios.ratio, 2)
+
+
+def test_intervals_of_exponents_lie_about_them(grid):
+    scatter = np.random.default_rng(0).uniform(0.8, 1.2, len(grid))
+    columns = [case.column for case in alignment.CASES]
+    grid[columns] = grid[columns].mul(scatter, axis=0)
+    table = alignment.exponents(grid)
+    assert (table.low < table.beta).all()
+    assert (table.beta < table.high).all()
 
 
 def test_a_target_along_q_is_compared_with_a_random_direction():

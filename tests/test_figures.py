@@ -404,6 +404,14 @@ def test_a_table_shows_every_entry_with_few_digits(shown):
     assert data["text/plain"].splitlines()[2].split() == ["a", "10.00", "10", "False"]
 
 
+def test_infinite_entries_sort_as_numbers(shown):
+    figures.table(pd.DataFrame({"x": [np.inf, 1.0, -np.inf]}), caption="c")
+    cells = Page(shown[0]["text/html"]).all("td")
+    # What JavaScript's Number() reads; "inf" would be NaN.
+    assert [cell["data-value"] for cell in cells] == ["Infinity", "1", "-Infinity"]
+    assert [cell["text"] for cell in cells] == ["inf", "1.000", "-inf"]
+
+
 def test_a_named_index_is_shown_and_a_plain_one_is_not(shown):
     frame = TABLE.set_index(["case", "count"])
     figures.table(frame, caption="c")

@@ -65,10 +65,11 @@ def rule_of_thumb(nu: float, alpha: float, beta: float) -> str:
 
 
 def corrected_rule(nu: float, alpha: float, beta: float) -> str:
-    """Tell who leads in the limit for a generic residue: |S1| against |S12| and |S2|.
+    """Tell who leads in the limit: |S1| of a generic residue against |S12| and |S2|.
 
     |S12|/|S1| has the exponent nu - (beta - alpha)/2 and |S2|/|S1| at most 2 nu - (1 - alpha)/2,
-    so the residue spike leads iff 2 nu < min(beta - alpha, (1 - alpha)/2), and q otherwise.
+    as for a residue with a mean. Where S2 is as large as that, the residue spike leads iff
+    2 nu < min(beta - alpha, (1 - alpha)/2), and q otherwise.
 
     Args:
         nu: Spike exponent, at least 0.
