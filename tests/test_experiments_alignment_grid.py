@@ -127,6 +127,8 @@ def test_kappa_averages_over_the_mean_output_and_follows_the_spread():
     expected = normal_mean(lambda g: (slope**2 + 0.25) / (noise + variance + (mean * g - 0.5) ** 2))
     case = Case("softplus", "single-index", "ntk", "mse")
     assert alignment.signal_strength(case, spread=s) == pytest.approx(expected, rel=0.02)
+    alone = alignment.signal_strength(case._replace(scaling="mean-field"), spread=s)
+    assert alone == pytest.approx(slope**2 / (noise + 0.25), rel=0.03)
 
 
 def test_kappa_of_logistic_residues_by_simulation():
