@@ -111,21 +111,55 @@ def test_the_part_along_the_filter_is_steins_identity():
     assert filters.own_direction(even)[1] == 0
 
 
-@pytest.mark.parametrize("readout", ["signs", "pooled"])
-def test_channels_against_autograd(readout):
-    gradients, w = filters.channel_gradients(
+def drawn_channels(readout):
+    """Data, readout signs (channels x positions) and residue of a small case, and its gradients."""
+    case = filters.channel_gradients(
         30, 5, 3, nu=0.2, activation="tanh", readout=readout, residue="independent", seed=2
     )
-    X = sample_spiked_data(22, 30, nu=0.2, seed=2).X
+    data = sample_spiked_data(22, 30, nu=0.2, seed=2)
     signs = filters._signs(3 * 26, 2).reshape(3, 26)
     if readout == "pooled":
         signs = signs[:, :1].expand(3, 26)
-    free = w.clone().requires_grad_()
-    hidden = torch.tanh(torch.nn.functional.conv1d(X[:, None], free[:, None]))
+    return data, signs, filters.RESIDUES["independent"](data, None, "mse", 2), case
+
+
+@pytest.mark.parametrize("readout", ["signs", "pooled"])
+def test_channels_against_autograd(readout):
+    data, signs, r, case = drawn_channels(readout)
+    free = case.filters.clone().requires_grad_()
+    hidden = torch.tanh(torch.nn.functional.conv1d(data.X[:, None], free[:, None]))
     f = (hidden * signs).sum(dim=(1, 2)) / math.sqrt(78)
-    r = filters.RESIDUES["independent"](sample_spiked_data(22, 30, nu=0.2, seed=2), None, "mse", 2)
     automatic = torch.autograd.grad((r * f).mean(), free)[0]
-    torch.testing.assert_close(gradients.T, automatic)
+    torch.testing.assert_close(case.g.T, automatic)
+
+
+@pytest.mark.parametrize("readout", ["signs", "pooled"])
+def test_the_channels_shared_part_is_the_linear_networks_gradient(readout):
+    # S1 + S12 is the gradient of the network whose slopes are replaced by their means.
+    data, signs, r, case = drawn_channels(readout)
+    free = case.filters.clone().requires_grad_()
+    linear = torch.nn.functional.conv1d(data.X[:, None], free[:, None])
+    W = torch.stack([convolutions.expand_filter(w, 30) for w in case.filters])
+    mu = torch.stack([ACTIVATIONS["tanh"].mu(data.preactivation_scale(rows)) for rows in W])
+    f = (linear * signs * mu).sum(dim=(1, 2)) / math.sqrt(78)
+    automatic = torch.autograd.grad((r * f).mean(), free)[0]
+    torch.testing.assert_close(case.shared.T, automatic)
+    if readout == "pooled":
+        s = torch.linalg.svdvals(case.shared)
+        assert float(s[1] / s[0]) < 0.05
+
+
+def test_the_channels_noise_is_the_size_of_what_the_shared_part_leaves():
+    ratios = []
+    for seed in range(12):
+        case = filters.channel_gradients(
+            240, 24, 6, activation="softplus", residue="independent", seed=seed
+        )
+        rest = filters.without_own_direction(case.g - case.shared, case.filters)
+        # A vector across its filter has k - 1 = 23 directions.
+        ratios.append(float(rest.square().sum()) / (23 * 6 * case.noise**2))
+    # Each is off by about 0.13, sqrt(2 / 138): four standard errors of the mean.
+    assert np.mean(ratios) == pytest.approx(1, abs=0.15)
 
 
 def test_own_directions_are_removed():
@@ -151,12 +185,23 @@ def test_the_share_of_two_directions():
 
 def test_a_channel_cell_measures_what_it_says():
     cell = filters.channel_cell(60, 6, 4, "softplus", "network", "pooled", 1)
-    gradients, w = filters.channel_gradients(60, 6, 4, readout="pooled", seed=1)
-    energy = torch.linalg.svdvals(gradients).square()
+    case = filters.channel_gradients(60, 6, 4, readout="pooled", seed=1)
+    energy = torch.linalg.svdvals(case.g).square()
     assert cell["share"] == pytest.approx(float(energy[:2].sum() / energy.sum()))
-    tangent = filters.without_own_direction(gradients, w)
-    assert cell["tangent"] == pytest.approx(filters.top_two_share(tangent))
+    own = (case.g * case.filters.T).sum(dim=0)
+    tangent = torch.linalg.svdvals(case.g - case.filters.T * own).square()
+    assert cell["tangent"] == pytest.approx(float(tangent[:2].sum() / tangent.sum()))
     assert 0.5 < cell["gaussian"] < 1
+
+
+def test_the_predicted_share_lies_between_noise_and_one_direction():
+    names = ("softplus", "network")
+    cells = [filters.channel_cell(200, 20, 10, *names, "pooled", seed) for seed in range(12)]
+    measured, predicted, gaussian = (
+        np.array([cell[name] for cell in cells]) for name in ("tangent", "predicted", "gaussian")
+    )
+    assert gaussian.max() < np.median(predicted) < 0.95
+    assert np.corrcoef(measured, predicted)[0, 1] > 0.8
 
 
 @pytest.mark.parametrize("k", [1, 2, 9])
@@ -199,6 +244,6 @@ def test_cells_are_distinct_and_run():
 def test_channel_cells_are_distinct_and_run():
     cells = filters.channel_cells()
     assert len({tuple(cell.values()) for cell in cells}) == len(cells)
-    for cell in cells[:6]:
+    for cell in cells[:12]:
         values = filters.channel_cell(**(cell | {"d": 32, "k": 5, "channels": 3}))
         assert all(0 < value <= 1 + 1e-12 for value in values.values())

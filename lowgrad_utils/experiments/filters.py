@@ -15,9 +15,10 @@ from lowgrad_utils.convolutions import (
     expand_filter,
     filter_gradient,
     tie,
+    tie_rank_one,
 )
 from lowgrad_utils.experiments.initialisation import PSI_1, RESIDUES, Scenario
-from lowgrad_utils.gradients import closed_form_gradient, decompose
+from lowgrad_utils.gradients import RankOne, closed_form_gradient, decompose
 from lowgrad_utils.networks import ACTIVATIONS, TwoLayerNetwork, gaussian_mean, normalise_rows
 from lowgrad_utils.spectra import operator_norm, principal_angles
 from lowgrad_utils.spiked_data import SpikedData, sample_spiked_data
@@ -108,6 +109,16 @@ def filter_scenario(
     return FilterCase(w, Scenario(data, network, r, parts), filter_gradient(parts))
 
 
+def _slope_moments(data: SpikedData, network: TwoLayerNetwork) -> tuple[Tensor, Tensor]:
+    """Variance and second moment of each neuron's slope."""
+    s = data.preactivation_scale(network.W)
+    if network.activation == "relu":
+        second = torch.full_like(s, 0.5)  # Its slope is 0 or 1: no smooth function to integrate.
+    else:
+        second = gaussian_mean(lambda x: network.sigma.derivative(x).square(), s)
+    return second - network.sigma.mu(s).square(), second
+
+
 def slope_share(data: SpikedData, network: TwoLayerNetwork) -> float:
     """Compute sqrt( sum_j Var sigma'(w_j^T x) / sum_j E sigma'(w_j^T x)^2 ), between 0 and 1.
 
@@ -126,13 +137,8 @@ def slope_share(data: SpikedData, network: TwoLayerNetwork) -> float:
         >>> round(slope_share(case.data, case.network), 4)
         0.7071
     """
-    s = data.preactivation_scale(network.W)
-    if network.activation == "relu":
-        second = torch.full_like(s, 0.5)  # Its slope is 0 or 1: no smooth function to integrate.
-    else:
-        second = gaussian_mean(lambda x: network.sigma.derivative(x).square(), s)
-    mean = network.sigma.mu(s)
-    return math.sqrt(float((second - mean.square()).sum() / second.sum()))
+    variance, second = _slope_moments(data, network)
+    return math.sqrt(float(variance.sum() / second.sum()))
 
 
 def sine_to_span(g: Tensor, vectors: Tensor) -> float:
@@ -224,6 +230,24 @@ def filter_cell(
     }
 
 
+@dataclass(frozen=True)
+class ChannelGradients:
+    """The gradients of several filters and what a parameter-free model takes them for.
+
+    Attributes:
+        filters: Unit vectors, one a row, channels x k.
+        g: The gradients, one a column, k x channels.
+        shared: The images of S1 + S12, k x channels.
+        noise: Standard deviation of E's image in a direction across its filter, for a residue that
+            knows nothing: (gamma/n) |r| sqrt( sum_j Var sigma' ), over a channel's positions.
+    """
+
+    filters: Tensor = field(repr=False)
+    g: Tensor = field(repr=False)
+    shared: Tensor = field(repr=False)
+    noise: float
+
+
 def channel_gradients(
     d: int,
     k: int,
@@ -234,8 +258,8 @@ def channel_gradients(
     readout: str = "signs",
     residue: str = "network",
     seed: int = 0,
-) -> tuple[Tensor, Tensor]:
-    """Compute the gradients of several filters at once, one a column.
+) -> ChannelGradients:
+    """Compute the gradients of several filters at once.
 
     Args:
         d: Length of the input; n = 0.75 d.
@@ -248,14 +272,11 @@ def channel_gradients(
         residue: A key of ``RESIDUES``.
         seed: Seed.
 
-    Returns:
-        The gradients, k x channels, and the filters, channels x k.
-
     Raises:
         ValueError: If a name is unknown or a number out of range.
 
     Example:
-        >>> channel_gradients(40, 5, 3)[0].shape
+        >>> channel_gradients(40, 5, 3).g.shape
         torch.Size([5, 3])
     """
     checks.choice("readout", readout, ("signs", "pooled"))
@@ -271,7 +292,16 @@ def channel_gradients(
     data = sample_spiked_data(round(PSI_1 * d), d, nu=nu, seed=seed)
     r = RESIDUES[residue](data, network, "mse", seed)
     G = closed_form_gradient(data.X, network, r)
-    return torch.stack([tie(block) for block in G.split(m, dim=1)], dim=1), filters
+    # S1 + S12 = (gamma/n) X^T r (a o mu)^T: all channels have the left factor in common.
+    scale, right = network.gamma / data.n, network.a * network.mu(data)
+    left = scale * (data.X.T @ r)
+    variance = float(_slope_moments(data, network)[0].mean())
+    return ChannelGradients(
+        filters=filters,
+        g=torch.stack([tie(block) for block in G.split(m, dim=1)], dim=1),
+        shared=torch.stack([tie_rank_one(RankOne(left, v)) for v in right.split(m)], dim=1),
+        noise=scale * float(r.norm()) * math.sqrt(m * variance),
+    )
 
 
 def without_own_direction(gradients: Tensor, filters: Tensor) -> Tensor:
@@ -328,18 +358,21 @@ def channel_cell(
         seed: Seed.
 
     Returns:
-        ``share`` of the gradients, ``tangent`` of the gradients without their own directions, and
-        ``gaussian`` of a matrix of independent Gaussians of this size.
+        ``share`` of the gradients; ``tangent``, without the parts along the filters themselves;
+        ``predicted``, the same of ``shared`` plus independent Gaussians of size ``noise`` in place
+        of E; and ``gaussian`` of these Gaussians alone.
     """
-    gradients, filters = channel_gradients(
+    case = channel_gradients(
         d, k, channels, activation=activation, residue=residue, readout=readout, seed=seed
     )
     stream = checks.random_stream(seed, "gaussian matrix")
-    noise = torch.randn(gradients.shape, generator=stream, dtype=gradients.dtype)
+    gaussian = torch.randn(case.g.shape, generator=stream, dtype=case.g.dtype)
+    model = case.shared + case.noise * gaussian
     return {
-        "share": top_two_share(gradients),
-        "tangent": top_two_share(without_own_direction(gradients, filters)),
-        "gaussian": top_two_share(noise),
+        "share": top_two_share(case.g),
+        "tangent": top_two_share(without_own_direction(case.g, case.filters)),
+        "predicted": top_two_share(without_own_direction(model, case.filters)),
+        "gaussian": top_two_share(gaussian),
     }
 
 
@@ -385,11 +418,11 @@ def filter_cells() -> tuple[dict[str, Any], ...]:
 
 
 def channel_cells() -> tuple[dict[str, Any], ...]:
-    """List the cells of the grid ``filter-channels``: 16 filters under two readouts."""
-    shared = {"d": 400, "k": 32, "channels": 16, "residue": "network"}
+    """List the cells of the grid ``filter-channels``: 16 filters, two residues and readouts."""
+    series = product(
+        range(24), ("relu", "softplus", "tanh"), ("independent", "network"), ("signs", "pooled")
+    )
     return tuple(
-        shared | {"activation": activation, "readout": readout, "seed": seed}
-        for seed, activation, readout in product(
-            range(24), ("relu", "softplus", "tanh"), ("signs", "pooled")
-        )
+        dict(d=400, k=32, channels=16, activation=a, residue=r, readout=readout, seed=seed)
+        for seed, a, r, readout in series
     )
