@@ -166,6 +166,9 @@ def test_cases_are_judged():
     # A draw that is aligned by chance has an exponent of its own: 0.15 < 2 nu.
     own = winner.judge(frame(z_alignment=400**-0.075))
     assert list(own["rule_own"]) == ["residue", "spike"]
+    # Here 2 nu = 0.2 is just below the draw's 0.25.
+    assert list(winner.judge(frame(z_alignment=400**-0.125))["rule_own"]) == ["residue"] * 2
+    assert list(winner.judge(frame(target="triple-index"))["beta"]) == [1.0, 0.8]
     assert not winner.judge(frame(u1_residue=0.7, u1_q=0.7))["wrong_spike"].any()
     # More than aligned, and not at all, still have a word.
     assert len(winner.judge(frame(z_alignment=1.1))) == len(winner.judge(frame(z_alignment=0))) == 2
