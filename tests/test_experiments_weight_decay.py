@@ -111,6 +111,27 @@ def test_the_prediction_meets_a_spike_planted_in_gaussian_weights():
     assert below > 0 == weight_decay.predicted_alignment(case, 0.95 * norm, "residue")
 
 
+def test_the_prediction_adds_the_remainder_to_the_bulk():
+    case = large_spike_scenario(60, nu=0.25, residue="independent", seed=3)
+    p = case.parts
+    E = p.G - p.S1.matrix() - p.S12.matrix() - p.S2.matrix()
+    decay = 0.1 * p.S1.norm
+    # Strength squared against entries of variance 1/m, m = 75; E makes up half of the bulk here.
+    t = p.S1.norm**2 / (75 * (decay**2 / 60 + float(E.square().mean())))
+    expected = 1 - 0.8 * (1 + t) / (t * (t + 0.8))
+    predicted = weight_decay.predicted_alignment(case, decay, "residue")
+    assert predicted**2 == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("at", [0.21, 0.5, 2.9])
+def test_a_threshold_is_found_anywhere_in_the_bracket(monkeypatch, at):
+    case = large_spike_scenario(40, nu=0.5, residue="beta=0", seed=1)
+    norm = weight_decay.spike_norm(case, "q")
+    turned = lambda _, decay: (0.0, float(decay < at * norm))  # noqa: E731
+    monkeypatch.setattr(weight_decay, "alignments_under_decay", turned)
+    assert weight_decay.decay_threshold(case, "q") == pytest.approx(at * norm, rel=0.025)
+
+
 def test_decay_at_a_power():
     case = large_spike_scenario(40, nu=0.5, weights="near-q", seed=1)
     decay = weight_decay.decay_at(case, 0.5)
