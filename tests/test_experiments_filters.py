@@ -202,6 +202,7 @@ def test_the_predicted_share_lies_between_noise_and_one_direction():
     )
     assert gaussian.max() < np.median(predicted) < 0.95
     assert np.corrcoef(measured, predicted)[0, 1] > 0.8
+    assert np.median(measured / predicted) == pytest.approx(1, abs=0.15)
 
 
 @pytest.mark.parametrize("k", [1, 2, 9])
