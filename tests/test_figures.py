@@ -260,6 +260,8 @@ def test_frames_lose_no_more_than_shades(shown, building):
         image = picture(frame["src"]).convert("RGB")
         seen = np.array(image.getpixel((50, 50))) / 255
         assert np.abs(seen - colour[:3]).max() < 9 / 255
+        # 16 levels of each colour: more would cost a third of the page.
+        assert all(level % 17 == 0 for level in image.getpixel((50, 50)))
         assert image.getpixel((200, 50)) == (255, 255, 255)
 
 
@@ -412,6 +414,11 @@ def test_infinite_entries_sort_as_numbers(shown):
     assert [cell["text"] for cell in cells] == ["inf", "1.000", "-inf"]
 
 
+def test_what_is_missing_has_an_empty_cell(shown):
+    figures.table(pd.DataFrame({"x": ["a", None, np.nan, pd.NA]}), caption="c")
+    assert [cell["text"] for cell in Page(shown[0]["text/html"]).all("td")] == ["a", "", "", ""]
+
+
 def test_a_named_index_is_shown_and_a_plain_one_is_not(shown):
     frame = TABLE.set_index(["case", "count"])
     figures.table(frame, caption="c")
@@ -428,6 +435,7 @@ def test_a_named_index_is_shown_and_a_plain_one_is_not(shown):
         ({"caption": " "}, ValueError, "caption is empty"),
         ({"digits": -1}, ValueError, "digits is -1, but a whole number from 0 to 15"),
         ({"digits": 1.5}, ValueError, "digits is 1.5"),
+        ({"digits": True}, ValueError, "digits is True"),
     ],
 )
 def test_a_table_that_is_none_is_refused(shown, change, error, message):
