@@ -415,7 +415,7 @@ def test_infinite_entries_sort_as_numbers(shown):
 
 
 def test_what_is_missing_has_an_empty_cell(shown):
-    figures.table(pd.DataFrame({"x": ["a", None, np.nan, pd.NA]}), caption="c")
+    figures.table(pd.DataFrame({"x": ["a", None, np.nan, pd.NA]}, dtype=object), caption="c")
     assert [cell["text"] for cell in Page(shown[0]["text/html"]).all("td")] == ["a", "", "", ""]
 
 
