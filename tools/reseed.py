@@ -30,7 +30,7 @@ from lowgrad_utils import checks, claims, figures, grids, sweeps
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Minutes on one core up to which a stored grid is computed anew, in all runs or in some.
-CHEAP, DEAR = 0.5, 10
+CHEAP, DEAR = 0.15, 10
 TABLE = ROOT / "data" / "reseeds.csv"
 #: Boxes, texts and pictures: what a reader needs and a verdict does not.
 SILENT = ("show", "slider")
