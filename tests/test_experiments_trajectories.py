@@ -200,17 +200,11 @@ def test_the_onset_is_where_the_median_crosses():
     frame = runs([(0.1, 0.2), (0.1, 0.1), (0.1, 0.9), (0.2, 0.6), (0.3, 0.8), (0.4, 0.3)])
     assert trajectories.late_peaks(frame, "q").tolist() == [0.2, 0.1, 0.9, 0.6, 0.8, 0.3]
     assert trajectories.onset(frame, level=0.7) == pytest.approx(0.25)
-    for level in (0.1, 0.95):
-        with pytest.raises(ValueError, match=r"^level is .*cross it nowhere"):
-            trajectories.onset(frame, level=level)
-    # Before LATE the decoy, after epoch 24 nothing.
-    assert trajectories.late_peaks(frame, "q", since=1).tolist() == [0.99] * 6
-    assert trajectories.onset(frame, level=0.7, since=24) == pytest.approx(0.25)
-    with pytest.raises(ValueError, match=r"^level is 0.7, but medians from 0.00"):
-        trajectories.onset(frame, level=0.7, since=33)
-    for since in (-1, 101):
-        with pytest.raises(ValueError, match=rf"^since is {since}, but an epoch from 0 to 100"):
-            trajectories.late_peaks(frame, "q", since=since)
+    assert trajectories.onset(frame, level=0.95) == math.inf
+    with pytest.raises(
+        ValueError, match=r"^level is 0\.1, but the median is 0\.20 at the smallest"
+    ):
+        trajectories.onset(frame, level=0.1)
 
 
 def test_the_predicted_onset_solves_its_equation():

@@ -375,16 +375,19 @@ def onset(runs: pd.DataFrame, *, level: float = 0.5**0.5, since: int = LATE) -> 
         since: The first epoch that counts.
 
     Returns:
-        The nu, interpolated between the grid's values.
+        The nu, interpolated between the grid's values; infinity if the median stays below the
+        level on all of them.
 
     Raises:
-        ValueError: If the median does not cross the level from below on the grid's values.
+        ValueError: If the median is above the level at the smallest nu already.
     """
     medians = late_peaks(runs, "q", since=since).groupby(runs["nu"]).median()
     above = medians.to_numpy() >= level
-    if above[0] or not above.any():
+    if not above.any():
+        return math.inf
+    if above[0]:
         raise ValueError(
-            f"level is {level:g}, but medians from {medians.min():.2f} cross it nowhere"
+            f"level is {level:g}, but the median is {medians.iloc[0]:.2f} at the smallest nu already"
         )
     k = int(above.argmax())
     return float(np.interp(level, medians.iloc[k - 1 : k + 1], medians.index[k - 1 : k + 1]))
