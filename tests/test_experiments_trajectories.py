@@ -201,10 +201,15 @@ def test_the_onset_is_where_the_median_crosses():
     assert trajectories.late_peaks(frame, "q").tolist() == [0.2, 0.1, 0.9, 0.6, 0.8, 0.3]
     assert trajectories.onset(frame, level=0.7) == pytest.approx(0.25)
     assert trajectories.onset(frame, level=0.95) == math.inf
-    with pytest.raises(
-        ValueError, match=r"^level is 0\.1, but the median is 0\.20 at the smallest"
-    ):
+    with pytest.raises(ValueError, match=r"^level is 0\.1, but the median at .* is 0\.20 already"):
         trajectories.onset(frame, level=0.1)
+    # Before LATE the decoy, after epoch 24 nothing.
+    assert trajectories.late_peaks(frame, "q", since=1).tolist() == [0.99] * 6
+    assert trajectories.onset(frame, level=0.7, since=24) == pytest.approx(0.25)
+    assert trajectories.onset(frame, level=0.7, since=33) == math.inf
+    for since in (-1, 101):
+        with pytest.raises(ValueError, match=rf"^since is {since}, but an epoch from 0 to 100"):
+            trajectories.late_peaks(frame, "q", since=since)
 
 
 def test_the_predicted_onset_solves_its_equation():

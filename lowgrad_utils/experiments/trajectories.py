@@ -387,7 +387,7 @@ def onset(runs: pd.DataFrame, *, level: float = 0.5**0.5, since: int = LATE) -> 
         return math.inf
     if above[0]:
         raise ValueError(
-            f"level is {level:g}, but the median at the smallest nu is {medians.iloc[0]:.2f} already"
+            f"level is {level:g}, but the median at the least nu is {medians.iloc[0]:.2f} already"
         )
     k = int(above.argmax())
     return float(np.interp(level, medians.iloc[k - 1 : k + 1], medians.index[k - 1 : k + 1]))
