@@ -7,7 +7,7 @@ from sphinx.application import Sphinx
 from . import assets, ledger, references, statements
 
 # Raised with every change to what this package puts into a page, or pages would stay as they were.
-ENV_VERSION = 6
+ENV_VERSION = 7
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
