@@ -139,16 +139,19 @@ def another_grid(name: str, fresh: int, anew: bool) -> pd.DataFrame:
 def resampled(frame: pd.DataFrame, cell: list[str], fresh: int) -> pd.DataFrame:
     """Draw the seeds of every series again, with replacement, and number them as before.
 
+    Series with the same seeds get the same draw: what is compared seed by seed stays paired.
+
     Args:
         frame: A stored grid with a column ``seed``.
         cell: The parameters that make a series together.
         fresh: The number of the draw.
     """
     rows = []
-    for key, group in frame.groupby(cell, sort=False):
-        words = [fresh, zlib.crc32(repr(key).encode())]
+    for _, group in frame.sort_values("seed").groupby(cell, sort=False):
+        seeds = group["seed"].to_numpy()
+        words = [fresh, zlib.crc32(seeds.tobytes())]
         drawn = np.random.default_rng(words).integers(len(group), size=len(group))
-        rows.append(group.iloc[drawn].assign(seed=group["seed"].to_numpy()))
+        rows.append(group.iloc[drawn].assign(seed=seeds))
     return pd.concat(rows, ignore_index=True)
 
 

@@ -54,19 +54,26 @@ def test_an_error_in_a_cell_names_it_and_leaves_everything_as_it_was(monkeypatch
     assert checks.FRESH_SEEDS_VARIABLE not in os.environ
 
 
-def test_resampling_draws_whole_rows_of_the_same_series():
+def test_resampling_draws_whole_rows_and_keeps_pairs():
     frame = pd.DataFrame(sweeps.grid(d=[1, 2], seed=range(40))).assign(
         value=lambda t: 100 * t.d + t.seed
     )
-    drawn = reseed.resampled(frame, ["d"], 1)
-    assert drawn[["d", "seed"]].equals(frame[["d", "seed"]])
+    frame = pd.concat([frame, frame.iloc[:10].assign(d=3, value=lambda t: 300 + t.seed)])
+    drawn = reseed.resampled(frame.sample(frac=1, random_state=0), ["d"], 1)
+    drawn = drawn.sort_values(["d", "seed"], ignore_index=True)
+    assert drawn[["d", "seed"]].equals(frame[["d", "seed"]].reset_index(drop=True))
     assert (drawn.value // 100 == drawn.d).all()
     # Of 40 draws from 40 about 1 - 1/e are distinct.
-    for _, group in drawn.groupby("d"):
+    for _, group in drawn[drawn.d < 3].groupby("d"):
         assert 15 < group.value.nunique() < 35
-    assert drawn.equals(reseed.resampled(frame, ["d"], 1))
-    assert not drawn.equals(reseed.resampled(frame, ["d"], 2))
-    assert drawn.value[:40].tolist() != (drawn.value[40:] - 100).tolist()
+    # What has the same seeds stays paired; what has others is drawn on its own.
+    first, second, third = (drawn.value[drawn.d == d].to_numpy() % 100 for d in (1, 2, 3))
+    assert first.tolist() == second.tolist()
+    assert first[:10].tolist() != third.tolist()
+    assert drawn.equals(
+        reseed.resampled(frame, ["d"], 1).sort_values(["d", "seed"], ignore_index=True)
+    )
+    assert not drawn.value.equals(reseed.resampled(frame, ["d"], 2).value)
 
 
 def test_cheap_grids_are_computed_anew_and_dear_ones_resampled(tmp_path, monkeypatch):
