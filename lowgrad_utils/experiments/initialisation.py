@@ -106,6 +106,29 @@ def residue_with_alignment(data: SpikedData, beta: float, *, seed: int = 0) -> T
     return data.n**0.5 * (cosine * along + (1 - cosine**2) ** 0.5 * noise / noise.norm())
 
 
+def residue_by_name(
+    data: SpikedData, network: TwoLayerNetwork, name: str, *, loss: str = "mse", seed: int = 0
+) -> Tensor:
+    """Draw the residue of a name that a cell can hold.
+
+    Args:
+        data: The data.
+        network: The network.
+        name: A key of ``RESIDUES``, or ``"beta=..."`` for a residue of given alignment.
+        loss: A key of ``LOSSES``, for the network's own residue.
+        seed: Seed.
+
+    Raises:
+        ValueError: If the name is unknown, or the exponent is not a number of at least 0.
+    """
+    if name.startswith("beta="):
+        beta = checks.nonnegative("beta", name.removeprefix("beta="))
+        return residue_with_alignment(data, beta, seed=seed)
+    return RESIDUES[checks.choice("residue", name, [*RESIDUES, "beta=..."])](
+        data, network, loss, seed
+    )
+
+
 def scenario(
     d: int,
     *,
@@ -152,11 +175,7 @@ def scenario(
     if weights == "spike":
         rows = normalise_rows(data.q.expand(m, d))
         network = TwoLayerNetwork(rows, network.a, activation, scaling)
-    if residue.startswith("beta="):
-        beta = checks.nonnegative("beta", residue.removeprefix("beta="))
-        r = residue_with_alignment(data, beta, seed=seed)
-    else:
-        r = RESIDUES[checks.choice("residue", residue, RESIDUES)](data, network, loss, seed)
+    r = residue_by_name(data, network, residue, loss=loss, seed=seed)
     return Scenario(data, network, r, decompose(data, network, r))
 
 

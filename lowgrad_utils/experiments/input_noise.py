@@ -6,12 +6,8 @@ from itertools import product
 import torch
 
 from lowgrad_utils import checks
-from lowgrad_utils.experiments.initialisation import (
-    RESIDUES,
-    Scenario,
-    paper_sizes,
-    residue_with_alignment,
-)
+from lowgrad_utils.experiments.initialisation import Scenario, paper_sizes, residue_by_name
+from lowgrad_utils.experiments.slopes import slope_deviation
 from lowgrad_utils.gradients import decompose
 from lowgrad_utils.networks import LOSSES, TwoLayerNetwork
 from lowgrad_utils.regularisation import add_input_noise
@@ -77,12 +73,8 @@ def noisy_scenario(
     if residue == "network":
         y = sample_targets(clean.X, seed=seed).y
         r = LOSSES["mse"].residue(network(noisy.X), y)
-    elif residue.startswith("beta="):
-        beta = checks.nonnegative("beta", residue.removeprefix("beta="))
-        r = residue_with_alignment(clean, beta, seed=seed)
     else:
-        chosen = RESIDUES[checks.choice("residue", residue, [*RESIDUES, "beta=..."])]
-        r = chosen(clean, network, "mse", seed)
+        r = residue_by_name(clean, network, residue, seed=seed)
     return NoisyScenario(noisy, network, r, decompose(noisy, network, r), clean)
 
 
@@ -116,7 +108,7 @@ def noise_cell(
         d, nu=nu, alpha=alpha, tau2=tau2, activation=activation, residue=residue, seed=seed
     )
     parts, network, r = case.parts, case.network, case.residue
-    slopes = network.sigma.derivative(case.data.X @ network.W.T) - network.mu(case.data)
+    slopes = slope_deviation(case.data, network)
     u = leading_singular_triplets(parts.G, 1).U[:, 0]
     noisy_direction, clean_direction = case.data.bulk_times(r), case.clean.bulk_times(r)
     return {

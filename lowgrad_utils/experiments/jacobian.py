@@ -13,8 +13,9 @@ from lowgrad_utils.experiments.initialisation import (
     paper_sizes,
     scenario,
 )
+from lowgrad_utils.experiments.large_spikes import WEIGHTS
 from lowgrad_utils.gradients import decompose
-from lowgrad_utils.networks import TwoLayerNetwork, normalise_rows
+from lowgrad_utils.networks import TwoLayerNetwork
 from lowgrad_utils.regularisation import split_jacobian_penalty
 from lowgrad_utils.spectra import alignment, leading_singular_triplets, operator_norm
 from lowgrad_utils.spiked_data import sample_spiked_data
@@ -63,8 +64,8 @@ def penalty_scenario(
     data = sample_spiked_data(n, d, nu=nu, alpha=alpha, seed=seed)
     network = TwoLayerNetwork.random(d, m, activation=activation, scaling=scaling, seed=seed)
     if weights == "orthogonal":
-        rows = torch.addr(network.W, network.W @ data.q, data.q, alpha=-1)
-        network = TwoLayerNetwork(normalise_rows(rows), network.a, activation, scaling)
+        rows = WEIGHTS["orthogonal"](data, network, seed)
+        network = TwoLayerNetwork(rows, network.a, activation, scaling)
     r = RESIDUES["independent"](data, network, "mse", seed)
     return Scenario(data, network, r, decompose(data, network, r))
 

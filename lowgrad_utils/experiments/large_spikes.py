@@ -12,7 +12,7 @@ from lowgrad_utils.experiments.initialisation import (
     RESIDUES,
     Scenario,
     paper_sizes,
-    residue_with_alignment,
+    residue_by_name,
 )
 from lowgrad_utils.gradients import RankOne, decompose
 from lowgrad_utils.networks import ACTIVATIONS, TwoLayerNetwork, normalise_rows
@@ -172,11 +172,9 @@ def large_spike_scenario(
 def _residue(data: SpikedData, network: TwoLayerNetwork, name: str, seed: int) -> Tensor:
     if name in _BUILT:
         return _BUILT[name](data)
-    if name.startswith("beta="):
-        beta = checks.nonnegative("beta", name.removeprefix("beta="))
-        return residue_with_alignment(data, beta, seed=seed)
-    chosen = RESIDUES[checks.choice("residue", name, [*RESIDUES, *_BUILT, "beta=..."])]
-    return chosen(data, network, "mse", seed)
+    if not name.startswith("beta="):
+        checks.choice("residue", name, [*RESIDUES, *_BUILT, "beta=..."])
+    return residue_by_name(data, network, name, seed=seed)
 
 
 def turned_scenario(
