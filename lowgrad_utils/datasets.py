@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from lowgrad_utils import checks
 
@@ -184,6 +185,50 @@ class ImageData:
         if centre:
             x -= x.mean(0)
         return x, labels
+
+    def images(
+        self,
+        split: str = "train",
+        *,
+        n: int | None = None,
+        per_class: int | None = None,
+        size: int | None = None,
+        seed: int | torch.Generator = 0,
+        dtype: torch.dtype = torch.float32,
+    ) -> tuple[Tensor, Tensor]:
+        """Return images as a network takes them, N x channels x height x width, and labels.
+
+        Pixels are from 0 to 1, and the images are those that ``matrix`` chooses for this seed.
+
+        Args:
+            split: ``train`` or ``test``.
+            n: Number of images; None for all.
+            per_class: Number of images of each class, instead of ``n``.
+            size: Height and width: None leaves the original one, 32 pads 28 x 28 with zeros, 16
+                and 8 are means over squares of the 32 x 32 image.
+            seed: Seed, or generator, of the choice.
+            dtype: float32 or float64.
+
+        Raises:
+            ValueError: On an unknown size, and as ``matrix`` does.
+            TypeError: If ``dtype`` is another one.
+
+        Example:
+            >>> x, labels = load("cifar10").images(n=600, size=16, seed=1)
+            >>> x.shape, x.dtype, labels.dtype
+            (torch.Size([600, 3, 16, 16]), torch.float32, torch.int64)
+        """
+        side, *colours = self.x_train.shape[2:]
+        if size not in (None, side, 32, 16, 8):
+            raise ValueError(f"size is {size!r}, but one of {side}, 32, 16, 8 or None is needed")
+        if dtype not in (torch.float32, torch.float64):
+            raise TypeError(f"dtype is {dtype}, but torch.float32 or torch.float64 is needed")
+        rows, labels = self.matrix(split, n=n, per_class=per_class, seed=seed)
+        x = rows.reshape(len(rows), side, side, *(colours or [1])).permute(0, 3, 1, 2)
+        if size not in (None, side):
+            x = F.pad(x, [(32 - side) // 2] * 4)
+            x = F.avg_pool2d(x, 32 // size)
+        return x.to(dtype).contiguous(), labels
 
     def __repr__(self) -> str:
         size = " x ".join(map(str, self.x_train.shape[1:]))
