@@ -1,0 +1,271 @@
+"""Eigenvalues of matrices known by their products: the largest, projections, and the density."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.linalg import eigh_tridiagonal
+from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
+from torch import Tensor
+
+from lowgrad_utils import checks
+from lowgrad_utils.curvature import SymmetricOperator
+
+
+class ConvergenceError(RuntimeError):
+    """An eigensolver that ran out of steps."""
+
+
+@dataclass(frozen=True, eq=False)
+class Eigenpairs:
+    """The largest eigenvalues of a symmetric operator.
+
+    Attributes:
+        values: k eigenvalues, falling.
+        vectors: P x k orthonormal eigenvectors.
+        residuals: |A v - lambda v| of each, which bounds the error of lambda.
+        products: Products with A that were needed.
+    """
+
+    values: Tensor
+    vectors: Tensor
+    residuals: Tensor
+    products: int
+
+
+def top_eigenpairs(
+    operator: SymmetricOperator,
+    k: int,
+    *,
+    start: Tensor | None = None,
+    tolerance: float = 1e-6,
+    products: int = 2000,
+    seed: int | torch.Generator = 0,
+) -> Eigenpairs:
+    """Return the k largest eigenvalues of A and their eigenvectors, by ARPACK's Lanczos method.
+
+    Args:
+        operator: A.
+        k: How many, less than P.
+        start: A vector (P), or rows whose directions are added with equal weight, to start from:
+            class centres make a good one. By default a random vector.
+        tolerance: Of the residuals, relative to the eigenvalue.
+        products: Number of products after which to give up.
+        seed: Seed of the random vector.
+
+    Raises:
+        ValueError: If k is not below P, or ``start`` has the wrong length.
+        ConvergenceError: If not all k converged; says how many did.
+
+    Example:
+        >>> a = torch.diag(torch.arange(1.0, 31.0, dtype=torch.float64))
+        >>> operator = SymmetricOperator(30, torch.float64, a.device, lambda rows: rows @ a)
+        >>> top_eigenpairs(operator, 3).values.round(decimals=6).tolist()
+        [30.0, 29.0, 28.0]
+    """
+    k = checks.positive_integer("k", k)
+    if k >= operator.size:
+        raise ValueError(f"k is {k}, but fewer than the {operator.size} eigenvalues are needed")
+    checks.positive("tolerance", tolerance)
+    counted = 0
+
+    def product(vector: np.ndarray) -> np.ndarray:
+        nonlocal counted
+        counted += 1
+        column = torch.from_numpy(np.ascontiguousarray(vector).reshape(-1))
+        return (operator @ column.to(operator.dtype)).cpu().numpy()
+
+    # ARPACK computes in the vectors' own precision.
+    dtype = np.float64 if operator.dtype == torch.float64 else np.float32
+    matrix = LinearOperator((operator.size, operator.size), matvec=product, dtype=dtype)
+    subspace = min(operator.size, max(2 * k + 1, 20))
+    first = _start(operator, start, seed).cpu().numpy().astype(dtype)
+    restarts = max(1, checks.positive_integer("products", products) // subspace)
+    try:
+        values, vectors = eigsh(
+            matrix, k, which="LA", v0=first, tol=tolerance, ncv=subspace, maxiter=restarts
+        )
+    except ArpackNoConvergence as error:
+        raise ConvergenceError(
+            f"{len(error.eigenvalues)} of {k} eigenvalues converged to {tolerance:g} in {counted} "
+            "products; allow more products, a larger tolerance, or ask for fewer eigenvalues"
+        ) from error
+    order = np.argsort(values)[::-1].copy()
+    values = torch.from_numpy(values[order])
+    vectors = torch.from_numpy(vectors[:, order]).to(operator.device)
+    used = counted
+    residuals = (operator @ vectors - vectors * values.to(vectors)).norm(dim=0).cpu()
+    return Eigenpairs(values, vectors, residuals, used)
+
+
+def rayleigh_ritz(operator: SymmetricOperator, basis: Tensor) -> Eigenpairs:
+    """Return the eigenpairs of A restricted to a span: eig(Q^T A Q), Q an orthonormal basis.
+
+    By Cauchy's interlacing, the k-th value is at most the k-th eigenvalue of A.
+
+    Args:
+        operator: A.
+        basis: Rows that span the subspace (K x P); directions below rounding are dropped.
+
+    Raises:
+        ValueError: If the rows are not of length P, or are all zero.
+
+    Example:
+        >>> a = torch.diag(torch.arange(1.0, 31.0, dtype=torch.float64))
+        >>> operator = SymmetricOperator(30, torch.float64, a.device, lambda rows: rows @ a)
+        >>> rayleigh_ritz(operator, torch.eye(30, dtype=torch.float64)[[4, 9]]).values.tolist()
+        [10.0, 5.0]
+    """
+    q = orthonormal_columns(checks.matrix("basis", basis, columns=operator.size))
+    image = operator @ q
+    small = (q.T @ image).double()
+    values, rotation = torch.linalg.eigh((small + small.T) / 2)
+    values, rotation = values.flip(0), rotation.flip(1).to(q)
+    vectors = q @ rotation
+    residuals = (image @ rotation - vectors * values.to(q)).norm(dim=0)
+    return Eigenpairs(values.cpu(), vectors, residuals.cpu(), q.shape[1])
+
+
+def orthonormal_columns(rows: Tensor) -> Tensor:
+    """Return an orthonormal basis (P x r) of the span of the rows (K x P), r their numerical rank.
+
+    From the K x K Gram matrix of the normalised rows, in float64.
+
+    Args:
+        rows: K x P.
+
+    Raises:
+        ValueError: If all rows are zero.
+
+    Example:
+        >>> orthonormal_columns(torch.tensor([[3.0, 0.0], [6.0, 0.0]])).shape
+        torch.Size([2, 1])
+    """
+    lengths = rows.norm(dim=1)
+    rows = rows[lengths > 0] / lengths[lengths > 0, None]
+    if len(rows) == 0:
+        raise ValueError("all rows are zero, so they span nothing; at least one other is needed")
+    values, vectors = torch.linalg.eigh((rows @ rows.T).double())
+    kept = values > len(rows) * 10 * torch.finfo(rows.dtype).eps * values[-1]
+    columns = rows.T @ (vectors[:, kept] / values[kept].sqrt()).to(rows.dtype)
+    # A second pass, since the Gram matrix squares the condition number.
+    return torch.linalg.qr(columns).Q
+
+
+@dataclass(frozen=True, eq=False)
+class SpectralDensity:
+    """Spectral density of A, as a few weighted points for each random probe.
+
+    The mean over probes of sum_j w_j f(theta_j) estimates tr f(A) / P, without bias for polynomials
+    f of degree up to 2 * steps - 1.
+
+    Attributes:
+        points: Ritz values theta, probes x steps, rising.
+        weights: Their weights w, probes x steps; those of a probe sum to 1.
+        size: P.
+    """
+
+    points: Tensor
+    weights: Tensor
+    size: int
+
+    def mean(self, function) -> tuple[float, float]:
+        """Return the estimate of tr f(A) / P and its standard error over the probes."""
+        values = (self.weights * function(self.points)).sum(1)
+        return float(values.mean()), float(values.std() / len(values) ** 0.5)
+
+    def smooth(self, at: Tensor, *, width: float, scale: str = "linear") -> Tensor:
+        """Return the density at some points, each Ritz value widened to a Gaussian.
+
+        Args:
+            at: Where: eigenvalues if ``linear``; positive eigenvalues if ``log``.
+            width: Standard deviation of the Gaussian, in eigenvalues or in powers of ten.
+            scale: ``linear``: density per eigenvalue. ``log``: density of log10 lambda, of the
+                positive Ritz values.
+
+        Returns:
+            The density, mean over probes, of the length of ``at``.
+        """
+        checks.choice("scale", scale, ("linear", "log"))
+        checks.positive("width", width)
+        points, weights = self.points.flatten(), self.weights.flatten() / len(self.points)
+        if scale == "log":
+            points, weights, at = points[points > 0].log10(), weights[points > 0], at.log10()
+        bumps = torch.exp(-0.5 * ((at[:, None] - points) / width) ** 2)
+        return bumps @ weights / (width * (2 * torch.pi) ** 0.5)
+
+
+def spectral_density(
+    operator: SymmetricOperator,
+    *,
+    probes: int = 4,
+    steps: int = 60,
+    seed: int | torch.Generator = 0,
+) -> SpectralDensity:
+    """Return the spectral density of A by Lanczos from random probes (stochastic Lanczos).
+
+    A probe's tridiagonal matrix T = Q^T A Q has eigenvalues theta and eigenvectors s; the weight of
+    theta_j is the square of the first component of s_j, the rule of Gauss quadrature. Each new
+    Lanczos vector is orthogonalised against all earlier ones, twice: without that the largest
+    eigenvalues come back as ghosts.
+
+    Args:
+        operator: A.
+        probes: Number of random unit vectors.
+        steps: Lanczos steps of each; fewer if an invariant subspace is reached.
+        seed: Seed, or generator, of the probes.
+
+    Raises:
+        ValueError: If probes or steps are not whole numbers of at least 1.
+
+    Source: Papyan 2018 (FastLanczos); Ubaru, Chen, Saad 2017.
+
+    Example:
+        >>> a = torch.diag(torch.arange(1.0, 31.0, dtype=torch.float64))
+        >>> operator = SymmetricOperator(30, torch.float64, a.device, lambda rows: rows @ a)
+        >>> density = spectral_density(operator, probes=1, steps=30)
+        >>> torch.allclose(density.points[0], torch.arange(1.0, 31.0, dtype=torch.float64))
+        True
+    """
+    stream = checks.random_stream(seed, "probes")
+    steps = min(checks.positive_integer("steps", steps), operator.size)
+    points, weights = [], []
+    for _ in range(checks.positive_integer("probes", probes)):
+        probe = torch.randn(operator.size, generator=stream, dtype=torch.float64)
+        diagonal, beside = _lanczos(operator, probe.to(operator.device, operator.dtype), steps)
+        values, vectors = eigh_tridiagonal(diagonal, beside)
+        # A probe that ended early gets points of no weight, so that all have the same number.
+        missing = steps - len(values)
+        points.append(np.pad(values, (0, missing), mode="edge"))
+        weights.append(np.pad(vectors[0] ** 2, (0, missing)))
+    return SpectralDensity(
+        torch.from_numpy(np.stack(points)), torch.from_numpy(np.stack(weights)), operator.size
+    )
+
+
+def _lanczos(operator: SymmetricOperator, probe: Tensor, steps: int) -> tuple[list, list]:
+    """Return diagonal and off-diagonal of T after so many steps, all vectors kept orthogonal."""
+    basis = torch.zeros(steps, operator.size, dtype=operator.dtype, device=operator.device)
+    diagonal, beside = [], []
+    vector = probe / probe.norm()
+    for step in range(steps):
+        basis[step] = vector
+        image = operator @ vector
+        diagonal.append(float(image @ vector))
+        for _ in range(2):
+            image = image - basis[: step + 1].T @ (basis[: step + 1] @ image)
+        length = float(image.norm())
+        scale = max(map(abs, diagonal + beside))
+        if step + 1 == steps or length <= 10 * torch.finfo(operator.dtype).eps * scale:
+            break
+        beside.append(length)
+        vector = image / length
+    return diagonal, beside
+
+
+def _start(operator: SymmetricOperator, start: Tensor | None, seed) -> Tensor:
+    if start is None:
+        stream = checks.random_stream(seed, "eigenvectors")
+        return torch.randn(operator.size, generator=stream, dtype=torch.float64)
+    rows = checks.matrix("start", start.reshape(-1, start.shape[-1]), columns=operator.size)
+    return (rows / rows.norm(dim=1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)).sum(0)

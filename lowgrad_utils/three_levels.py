@@ -1,0 +1,268 @@
+"""The three levels of logit derivatives: class centres, group means, examples; G0 + G1 + G2 + G3.
+
+All that G0, G1 and G2 are made of are the C^2 group means delta_{c,c'}, so that their spectra are
+those of C^2 x C^2 matrices made from the means' inner products.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from lowgrad_utils import checks
+from lowgrad_utils.curvature import LossCurvature, SymmetricOperator
+
+#: Sums of terms by name. The paper's G_{1+2} is all that the group means carry, G0 included.
+TERMS = {
+    "G0": ("G0",),
+    "G1": ("G1",),
+    "G2": ("G2",),
+    "G0+G1": ("G0", "G1"),
+    "G1+2": ("G0", "G1", "G2"),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class ThreeLevels:
+    """Group means by their inner products, and the terms of G that they make up.
+
+    Attributes:
+        gram: <delta_{a,a'}, delta_{b,b'}>, (C*C) x (C*C) in float64, row c * C + c'.
+        counts: Examples of each class (C).
+        means: The group means themselves, C x C x P, if they were kept.
+    """
+
+    gram: Tensor
+    counts: Tensor
+    means: Tensor | None = None
+
+    @classmethod
+    def of(cls, means: Tensor, counts: Tensor) -> "ThreeLevels":
+        """Return the levels of group means (C x C x P) of classes with these numbers of examples.
+
+        Raises:
+            ValueError: If the shapes do not belong together, or a class is empty.
+        """
+        if means.ndim != 3 or means.shape[0] != means.shape[1] or len(counts) != len(means):
+            raise ValueError(
+                f"means have shape {tuple(means.shape)} for {len(counts)} classes, but C x C x P "
+                "for C classes is needed"
+            )
+        if int(counts.min()) < 1:
+            raise ValueError(
+                f"counts has {counts.tolist()}, but at least 1 of each class is needed"
+            )
+        rows = means.flatten(0, 1)
+        return cls(_gram(rows), counts.cpu(), means)
+
+    @property
+    def classes(self) -> int:
+        """C."""
+        return len(self.counts)
+
+    @property
+    def weights(self) -> Tensor:
+        """Shares pi_c = n_c / n of the classes."""
+        return self.counts.double() / self.counts.sum()
+
+    @cached_property
+    def centre_weights(self) -> Tensor:
+        """Coefficients of the class centres in the group means, C x C*C: 1 / (C-1) off c' = c."""
+        c = self.classes
+        off = (1 - torch.eye(c, dtype=torch.float64)) / (c - 1)
+        return torch.stack([torch.eye(c, dtype=torch.float64)[k].kron(off[k]) for k in range(c)])
+
+    @property
+    def centres(self) -> Tensor:
+        """Class centres delta_c = Ave_{c' != c} delta_{c,c'}, C x P; needs the means."""
+        return self._needed_means().mul(self._off_diagonal()).sum(1) / (self.classes - 1)
+
+    @property
+    def centre_gram(self) -> Tensor:
+        """<delta_a, delta_b>, C x C."""
+        return self.centre_weights @ self.gram @ self.centre_weights.T
+
+    def coefficients(self, term: str) -> Tensor:
+        """Return B with term = D^T B B^T D, where the rows of D are the group means.
+
+        B = A^(1/2) of the coefficient matrix A, which is block-diagonal by class: pi_c times the
+        projection on the coordinate c' = c (G0), on the direction u_c of all c' != c alike (G1), or
+        on what is left of the coordinates c' != c (G2).
+
+        Args:
+            term: One of TERMS.
+
+        Source: Papyan 2019, Eqs. 21-28, with weights pi_c for classes of any size.
+        """
+        checks.choice("term", term, TERMS)
+        c = self.classes
+        roots = torch.zeros(c * c, c * c, dtype=torch.float64)
+        for label, weight in enumerate(self.weights):
+            own = torch.zeros(c, c, dtype=torch.float64)
+            own[label, label] = 1
+            u = (1 - own.diagonal()) / (c - 1) ** 0.5
+            projections = {
+                "G0": own,
+                "G1": torch.outer(u, u),
+                "G2": torch.eye(c, dtype=torch.float64) - own - torch.outer(u, u),
+            }
+            block = slice(label * c, (label + 1) * c)
+            roots[block, block] = weight.sqrt() * sum(projections[name] for name in TERMS[term])
+        return roots
+
+    def eigenvalues(self, term: str) -> Tensor:
+        """Return the C^2 eigenvalues, falling, of a term that may differ from zero.
+
+        Args:
+            term: ``G0``, ``G1``, ``G2``, ``G0+G1`` or ``G1+2`` (the paper's name for G0 + G1 + G2).
+
+        Example:
+            >>> means = torch.randn(3, 3, 20, dtype=torch.float64)
+            >>> levels = ThreeLevels.of(means, torch.tensor([10, 20, 30]))
+            >>> bool((levels.eigenvalues("G1+2") >= levels.eigenvalues("G1") - 1e-12).all())
+            True
+        """
+        roots = self.coefficients(term)
+        return torch.linalg.eigvalsh(roots @ self.gram @ roots).flip(0)
+
+    def eigenvectors(self, term: str, k: int) -> Tensor:
+        """Return the k leading orthonormal eigenvectors of a term, P x k; needs the means."""
+        roots = self.coefficients(term)
+        values, vectors = torch.linalg.eigh(roots @ self.gram @ roots)
+        values, vectors = values.flip(0)[:k], vectors.flip(1)[:, :k]
+        if values[-1] <= 0:
+            raise ValueError(f"k is {k}, but {term} has fewer eigenvalues above zero")
+        rows = self._needed_means().flatten(0, 1)
+        return rows.T @ (roots @ vectors / values.sqrt()).to(rows)
+
+    def operator(self, term: str) -> SymmetricOperator:
+        """Return a term as an operator on vectors of length P; needs the means."""
+        roots = self.coefficients(term)
+        rows = self._needed_means().flatten(0, 1)
+        factor = (roots @ roots).to(rows)
+        return SymmetricOperator(
+            rows.shape[1], rows.dtype, rows.device, lambda v: (v @ rows.T) @ factor @ rows
+        )
+
+    def _off_diagonal(self) -> Tensor:
+        means = self._needed_means()
+        return (1 - torch.eye(self.classes, dtype=means.dtype, device=means.device))[:, :, None]
+
+    def _needed_means(self) -> Tensor:
+        if self.means is None:
+            raise ValueError(
+                "only the inner products of the group means were kept; make the levels with "
+                "three_levels(curvature), which keeps the means"
+            )
+        return self.means
+
+
+def three_levels(curvature: LossCurvature) -> ThreeLevels:
+    """Return the three levels at a classifier's parameters, from C^2 vector-Jacobian products.
+
+    Args:
+        curvature: The classifier on its data.
+
+    Raises:
+        ValueError: If a class has no example, or the means do not fit in memory.
+
+    Source: Papyan 2019, Eqs. 21-28.
+
+    Example:
+        >>> model = torch.nn.Linear(5, 3).double().eval()
+        >>> x = torch.randn(60, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        >>> levels = three_levels(LossCurvature(model, (x, torch.arange(60) % 3)))
+        >>> levels.classes, levels.eigenvalues("G1").shape
+        (3, torch.Size([9]))
+    """
+    return ThreeLevels.of(curvature.group_means(), curvature.counts)
+
+
+def within_groups(curvature: LossCurvature, levels: ThreeLevels) -> SymmetricOperator:
+    """Return G3 = G - G0 - G1 - G2, the covariances within groups, as an operator.
+
+    Args:
+        curvature: The classifier on its data.
+        levels: Its three levels, with means.
+    """
+    full, means = curvature.gauss_newton, levels.operator("G1+2")
+    return SymmetricOperator(
+        full.size, full.dtype, full.device, lambda v: full.product(v) - means.product(v)
+    )
+
+
+def explicit_terms(derivatives: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """Return G0, G1, G2, G3 and G as P x P matrices, straight from their definitions.
+
+    Means and covariances are normalised by counts, and classes weighted by their share pi_c:
+    G0 = sum pi_c d_cc d_cc^T, G1 = (C-1) sum pi_c d_c d_c^T, G2 = (C-1) sum pi_c Sigma_c,
+    G3 = sum pi_c Sigma_cc', G = (1/n) sum d_i,c' d_i,c'^T.
+
+    Args:
+        derivatives: delta_{i,c'}, n x C x P.
+        labels: Class of each example (n).
+
+    Raises:
+        ValueError: If a class has no example.
+
+    Source: Papyan 2019, Eqs. 21-28.
+
+    Example:
+        >>> derivatives = torch.randn(12, 3, 7, dtype=torch.float64)
+        >>> terms = explicit_terms(derivatives, torch.arange(12) % 3)
+        >>> torch.allclose(terms["G"], terms["G0"] + terms["G1"] + terms["G2"] + terms["G3"])
+        True
+    """
+    n, c, size = derivatives.shape
+    terms = {name: derivatives.new_zeros(size, size) for name in ("G0", "G1", "G2", "G3")}
+    for label in range(c):
+        own = derivatives[labels == label]
+        if len(own) == 0:
+            raise ValueError(f"class {label} has no example; give at least one of each class")
+        share = len(own) / n
+        means = own.mean(0)
+        others = torch.cat([means[:label], means[label + 1 :]])
+        centre = others.mean(0)
+        terms["G0"] += share * torch.outer(means[label], means[label])
+        terms["G1"] += share * (c - 1) * torch.outer(centre, centre)
+        terms["G2"] += share * (others - centre).T @ (others - centre)
+        spread = (own - means).flatten(0, 1)
+        terms["G3"] += spread.T @ spread / n
+    flat = derivatives.flatten(0, 1)
+    return {**terms, "G": flat.T @ flat / n}
+
+
+def evenness(curvature: LossCurvature, means: Tensor) -> Tensor:
+    """Return h = (E a)^2 / E a^2 of each group, a = <delta_{i,c'}, delta_{c,c'}>, C x C.
+
+    How even the sizes are within a group: 1 if all examples contribute alike along the group mean,
+    1/n_c if one alone does. For a group that has a direction but uneven sizes, the mean's square is
+    h times the second moment along it.
+
+    Args:
+        curvature: The classifier on its data.
+        means: Its group means, C x C x P.
+
+    Raises:
+        ValueError: If the means are not C x C x P.
+    """
+    shape = (curvature.classes, curvature.classes, curvature.size)
+    if tuple(means.shape) != shape:
+        raise ValueError(f"means have shape {tuple(means.shape)}, but {shape} is needed")
+    rows = []
+    for label in range(curvature.classes):
+        # For logit c' only the product with its own group's mean is wanted.
+        along = curvature.derivatives_along(means[label], label).double()
+        own = along.diagonal(dim1=0, dim2=2)
+        rows.append(own.mean(0) ** 2 / (own**2).mean(0))
+    return torch.stack(rows)
+
+
+def _gram(rows: Tensor, block: int = 1 << 16) -> Tensor:
+    """Return rows @ rows.T, summed in float64 over blocks of columns."""
+    total = torch.zeros(len(rows), len(rows), dtype=torch.float64)
+    for columns in rows.split(block, dim=1):
+        wide = columns.double().cpu()
+        total += wide @ wide.T
+    return total
