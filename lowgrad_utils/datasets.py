@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image, ImageOps
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -219,6 +220,8 @@ class ImageData:
             (torch.Size([600, 3, 16, 16]), torch.float32, torch.int64)
         """
         side, *colours = self.x_train.shape[2:]
+        if size is not None:
+            size = checks.positive_integer("size", size)
         if size not in (None, side, 32, 16, 8):
             raise ValueError(f"size is {size!r}, but one of {side}, 32, 16, 8 or None is needed")
         if dtype not in (torch.float32, torch.float64):
@@ -358,6 +361,62 @@ def load(
         arrays = _read_files(name, Path(folder))
     x_train, y_train, x_test, y_test = (torch.from_numpy(arrays[key]) for key in _KEYS)
     return ImageData(name, source, x_train, y_train.long(), x_test, y_test.long())
+
+
+def load_image_folder(
+    folder: str | Path,
+    *,
+    size: int = 32,
+    channels: int = 3,
+    per_class: int | None = None,
+    seed: int | torch.Generator = 0,
+) -> tuple[Tensor, Tensor, tuple[str, ...]]:
+    """Load a folder that has one subfolder of PNG or JPEG images a class, as ImageNet has.
+
+    The largest square in the middle of each image is resized to size x size pixels, bicubic and
+    antialiased. Images come class by class.
+
+    Args:
+        folder: The folder. Hidden files and files of other kinds are passed over.
+        size: Height and width of the images returned.
+        channels: 3 for colours, 1 for greys.
+        per_class: Number of images of each class, drawn at random without replacement; a smaller
+            number draws the beginning of a larger one. None takes all, in the order of the names.
+        seed: Seed, or generator, of the choice.
+
+    Returns:
+        The images (float32 from 0 to 1, N x channels x size x size), their labels (int64), and
+        the names of the classes, sorted.
+
+    Raises:
+        DataError: If the folder or its subfolders are missing, a class has too few images, or an
+            image is damaged.
+        ValueError: If a number is out of range.
+
+    Example:
+        >>> for name in ("black", "white"):
+        ...     Path("pictures", name).mkdir(parents=True)
+        ...     Image.new("RGB", (40, 50), name).save(f"pictures/{name}/one.png")
+        >>> x, labels, names = load_image_folder("pictures")
+        >>> x.shape, x[:, 0, 0, 0].tolist(), labels.tolist(), names
+        (torch.Size([2, 3, 32, 32]), [0.0, 1.0], [0, 1], ('black', 'white'))
+    """
+    folder, size = Path(folder), checks.positive_integer("size", size)
+    if channels not in (1, 3):
+        raise ValueError(f"channels is {channels!r}, but 1 (greys) or 3 (colours) is needed")
+    if per_class is not None:
+        per_class = checks.positive_integer("per_class", per_class)
+    if not folder.is_dir():
+        raise DataError(f"folder {folder} does not exist; give one with a subfolder for each class")
+    classes = sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+    if not classes:
+        raise DataError(f"folder {folder} has no subfolders; put the images of each class in one")
+    generator = checks.random_stream(seed, "image folder")
+    chosen = [_choose_files(place, per_class, generator) for place in classes]
+    pixels = [_read_image(path, size, channels) for paths in chosen for path in paths]
+    x = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).float().div_(255).contiguous()
+    labels = torch.repeat_interleave(torch.tensor([len(paths) for paths in chosen]))
+    return x, labels, tuple(place.name for place in classes)
 
 
 def _draw(
@@ -635,6 +694,37 @@ def _find(folder: Path, name: str) -> Path:
         if path.is_file():
             return path
     raise DataError(f"{folder} has neither {name} nor {name}.gz; put the original file there")
+
+
+def _choose_files(folder: Path, per_class: int | None, generator: torch.Generator) -> list[Path]:
+    """Return the images of a class."""
+    paths = sorted(
+        path
+        for path in folder.iterdir()
+        if path.suffix.lower() in (".png", ".jpg", ".jpeg") and not path.name.startswith(".")
+    )
+    if not paths:
+        raise DataError(f"{folder} has no PNG or JPEG image; add some, or remove the folder")
+    if per_class is None:
+        return paths
+    if per_class > len(paths):
+        raise DataError(f"per_class is {per_class}, but {folder} has {len(paths)} images")
+    return [paths[i] for i in torch.randperm(len(paths), generator=generator)[:per_class]]
+
+
+def _read_image(path: Path, size: int, channels: int) -> np.ndarray:
+    """Return the middle square of an image as size x size x channels, uint8."""
+    try:
+        with Image.open(path) as image:
+            # Pillow would cut off what does not fit in 8 bits.
+            if image.mode.startswith(("I", "F")):
+                raise ValueError("more than 8 bits a pixel")
+            image = ImageOps.fit(image.convert("RGB" if channels == 3 else "L"), (size, size))
+    except Exception as error:  # a damaged image can raise nearly anything
+        raise DataError(
+            f"{path} cannot be read as an image ({_one_line(error)}); replace or remove it"
+        ) from error
+    return np.asarray(image).reshape(size, size, channels)
 
 
 def _read_bytes(path: Path) -> bytes:
