@@ -1,4 +1,4 @@
-"""MNIST, Fashion-MNIST and CIFAR-10: shipped subset, full set, files on disk, or features."""
+"""MNIST, Fashion-MNIST and CIFAR-10 (shipped, full, on disk, as features); image folders."""
 
 import errno
 import gzip
@@ -373,8 +373,8 @@ def load_image_folder(
 ) -> tuple[Tensor, Tensor, tuple[str, ...]]:
     """Load a folder that has one subfolder of PNG or JPEG images a class, as ImageNet has.
 
-    The largest square in the middle of each image is resized to size x size pixels, bicubic and
-    antialiased. Images come class by class.
+    Each image is resized so that its shorter side has ``size`` pixels, bicubic and antialiased, and
+    cropped around the centre. Images come class by class.
 
     Args:
         folder: The folder. Hidden files and files of other kinds are passed over.

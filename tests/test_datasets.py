@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import re
+import shutil
 import signal
 import struct
 import subprocess
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 import sklearn.datasets._openml
 import torch
+from PIL import Image
 
 from lowgrad_utils import datasets
 from lowgrad_utils.datasets import DataError
@@ -410,6 +412,156 @@ def test_damaged_shipped_features_are_refused(tmp_path, monkeypatch):
 
 def test_features_are_not_downloaded():
     refuse('source is "full", but .* computed', name="cifar10-embeddings", source="full")
+
+
+# --- images for networks ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "choice"), [("mnist", {"n": 7}), ("cifar10", {"per_class": 2}), ("cifar10", {"n": 5})]
+)
+def test_images_are_the_rows_of_matrix(name, choice):
+    data = datasets.load(name)
+    x, labels = data.images("test", seed=3, dtype=torch.float64, **choice)
+    rows, expected = data.matrix("test", seed=3, **choice)
+    assert labels.tolist() == expected.tolist()
+    pixels = rows.numpy().reshape(len(rows), *data.x_test.shape[1:])
+    for i in range(len(rows)):
+        planes = [pixels[i]] if name == "mnist" else [pixels[i, :, :, c] for c in range(3)]
+        assert np.array_equal(x[i].numpy(), np.stack(planes))
+    single = data.images("test", seed=3, **choice)[0]
+    assert single.dtype == torch.float32 and torch.equal(single, x.float())
+    assert single.is_contiguous()
+
+
+@pytest.mark.parametrize("name", ["mnist", "cifar10"])
+@pytest.mark.parametrize("size", [32, 16, 8])
+def test_images_of_other_sizes(name, size):
+    data = datasets.load(name)
+    full = data.images(n=4, dtype=torch.float64)[0].numpy()
+    x = data.images(n=4, size=size, dtype=torch.float64)[0].numpy()
+    assert x.shape[2:] == (size, size)
+    margin = (32 - full.shape[2]) // 2
+    padded = np.pad(full, [(0, 0), (0, 0), (margin, margin), (margin, margin)])
+    square = 32 // size
+    for i in range(size):
+        for j in range(size):
+            rows = slice(square * i, square * (i + 1))
+            columns = slice(square * j, square * (j + 1))
+            np.testing.assert_allclose(x[:, :, i, j], padded[:, :, rows, columns].mean((2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"size": 30}, ValueError, "size is 30, but one of 28, 32, 16, 8 or None"),
+        ({"size": 0}, ValueError, "size is 0"),
+        ({"dtype": torch.uint8}, TypeError, "dtype is torch.uint8"),
+        ({"n": 3, "per_class": 1}, ValueError, "only one of them is needed"),
+        ({"per_class": 10**6}, ValueError, "per_class is 1000000, but a class of mnist"),
+        ({"split": "validation"}, ValueError, "split is 'validation'"),
+    ],
+)
+def test_images_that_cannot_be(arguments, error, words):
+    with pytest.raises(error, match=words):
+        datasets.load("mnist").images(**arguments)
+
+
+# --- a folder of images -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two classes of flat images, each of its own grey, with what is to be passed over."""
+    for label, name in enumerate(["cats", "dogs"]):
+        place = tmp_path / "set" / name
+        place.mkdir(parents=True)
+        for i, suffix in enumerate(["png", "JPEG", "jpg", "PNG"]):
+            grey = 100 * label + 20 * i
+            picture = Image.new("RGB", (50 - i, 40), (grey, grey, 200))
+            picture.save(place / f"{i}.{suffix}", quality=100)
+        (place / "notes.txt").write_text("no image")
+        (place / ".hidden.png").write_text("no image")
+    (tmp_path / "set" / ".cache").mkdir()
+    (tmp_path / "set" / "list.csv").write_text("no folder")
+    return tmp_path / "set"
+
+
+def test_a_folder_of_images(folder):
+    x, labels, names = datasets.load_image_folder(folder, size=8)
+    assert names == ("cats", "dogs") and labels.tolist() == [0] * 4 + [1] * 4
+    assert x.shape == (8, 3, 8, 8) and x.dtype == torch.float32
+    greys = torch.tensor([0, 20, 40, 60, 100, 120, 140, 160])
+    # JPEG rounds colours by a few levels.
+    assert ((255 * x[:, 0] - greys[:, None, None]).abs() < 4).all()
+    assert ((255 * x[:, 2] - 200).abs() < 4).all()
+    grey, _, _ = datasets.load_image_folder(folder, size=8, channels=1)
+    assert grey.shape == (8, 1, 8, 8)
+    assert (255 * grey[0] - 0.114 * 200).abs().max() < 1
+
+
+def test_the_shorter_side_is_resized_and_the_middle_taken(tmp_path):
+    (tmp_path / "a").mkdir()
+    pixels = np.random.default_rng(0).integers(256, size=(20, 60, 3), dtype=np.uint8)
+    wide, tall = Image.fromarray(pixels), Image.fromarray(pixels.transpose(1, 0, 2))
+    wide.save(tmp_path / "a" / "1.png")
+    tall.save(tmp_path / "a" / "2.png")
+    x, _, _ = datasets.load_image_folder(tmp_path, size=10)
+    expected = [
+        wide.resize((30, 10), Image.Resampling.BICUBIC).crop((10, 0, 20, 10)),
+        tall.resize((10, 30), Image.Resampling.BICUBIC).crop((0, 10, 10, 20)),
+    ]
+    for image, picture in zip(x, expected):
+        difference = 255 * image.permute(1, 2, 0).numpy() - np.asarray(picture, float)
+        assert np.abs(difference).max() <= 1.01  # Pillow's positions are rounded
+
+
+def test_images_of_a_folder_are_drawn_by_the_seed(folder):
+    drawn = [datasets.load_image_folder(folder, size=8, per_class=n, seed=1) for n in (2, 3)]
+    assert drawn[0][1].tolist() == [0, 0, 1, 1]
+    assert torch.equal(drawn[0][0], drawn[1][0][[0, 1, 3, 4]])
+    assert len({tuple(image.flatten().tolist()) for image in drawn[1][0]}) == 6
+    seeds = {
+        tuple(datasets.load_image_folder(folder, size=8, per_class=1, seed=s)[0][:, 0, 0, 0])
+        for s in range(6)
+    }
+    assert len(seeds) > 1
+
+
+def truncate(path):
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+
+
+@pytest.mark.parametrize(
+    ("damage", "arguments", "words"),
+    [
+        (shutil.rmtree, {}, "set does not exist"),
+        (lambda f: [shutil.rmtree(f / name) for name in ("cats", "dogs")], {}, "no subfolders"),
+        (lambda f: (f / "birds").mkdir(), {}, "birds has no PNG or JPEG image"),
+        (lambda f: (f / "dogs" / "2.jpg").unlink(), {"per_class": 4}, "dogs has 3 images"),
+        (lambda f: truncate(f / "cats" / "1.JPEG"), {}, r"cats/1\.JPEG cannot be read"),
+        (lambda f: truncate(f / "cats" / "0.png"), {}, r"cats/0\.png cannot be read"),
+        (lambda f: (f / "cats" / "0.png").write_text("<html>"), {}, r"cats/0\.png cannot be"),
+        (lambda f: (f / "cats" / "0.png").write_bytes(b""), {}, r"cats/0\.png cannot be read"),
+        (
+            lambda f: Image.new("I;16", (9, 9)).save(f / "cats" / "0.png"),
+            {},
+            "more than 8 bits a pixel",
+        ),
+    ],
+)
+def test_folders_that_cannot_be_read(folder, damage, arguments, words):
+    damage(folder)
+    with pytest.raises(DataError, match=words) as caught:
+        datasets.load_image_folder(folder, **arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_arguments_of_a_folder(folder):
+    for arguments in ({"size": 0}, {"channels": 2}, {"per_class": 0}):
+        with pytest.raises(ValueError, match=f"{next(iter(arguments))} is"):
+            datasets.load_image_folder(folder, **arguments)
 
 
 # --- full ---------------------------------------------------------------------------------------
