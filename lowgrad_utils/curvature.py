@@ -1,11 +1,12 @@
 """Second derivatives of a classifier's loss: products with the Hessian and Gauss-Newton matrix.
 
-The network's parameters, flattened in the order of ``model.parameters()``, are one vector theta of
-length P. For example i, with logits z and probabilities p = softmax(z), J_i = dz/dtheta is C x P and
-the logit derivatives are delta_{i,c'} = sqrt(p_c') J_i^T (e_c' - p). Nothing here forms a P x P
-matrix, or the derivatives of all examples at once.
+The network's parameters, flattened in the order of ``model.parameters()``, are one vector theta
+of length P. For example i, with logits z and probabilities p = softmax(z), J_i = dz/dtheta is C x P
+and the logit derivatives are delta_{i,c'} = sqrt(p_c') J_i^T (e_c' - p). Nothing here forms a P x P
+matrix, or the derivatives of all examples at once, unless it is asked to.
 """
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -232,7 +233,7 @@ class LossCurvature:
         return torch.cat(results, 1)
 
     def class_centres(self) -> Tensor:
-        """Return delta_c = Ave_{c' != c} Ave_{i in c} delta_{i,c'}, C x P: one backward pass in all.
+        """Return delta_c = Ave_{c' != c} Ave_{i in c} delta_{i,c'}, C x P: one backward pass.
 
         A class centre is a vector-Jacobian product over the class's examples, with the cotangent
         v_i = (r_i - (1^T r_i) p_i) / (n_c (C-1)), r_ik = sqrt(p_ik) for k != c, held constant.
@@ -337,7 +338,10 @@ class LossCurvature:
         """Return v -> J v with the network's activations computed once and kept."""
         function = partial(self._forward, inputs=self._inputs[part].to(self.device))
         try:
-            linear = linearize(function, self._parameters)[1]
+            with warnings.catch_warnings():
+                # torch's tracer complains of constants that it itself folds.
+                warnings.filterwarnings("ignore", "Attempted to insert a get_attr Node")
+                linear = linearize(function, self._parameters)[1]
         except (NotImplementedError, RuntimeError):
             return self._twice_backward(part)
         return lambda vector: linear(self._unflatten(vector))
@@ -428,8 +432,8 @@ class LossCurvature:
         absent = torch.nonzero(self.counts == 0).flatten().tolist()
         if absent:
             raise ValueError(
-                f"class {', '.join(map(str, absent))} of {self.classes} has no example, so its means "
-                "do not exist; add examples, or use a model with fewer logits"
+                f"class {', '.join(map(str, absent))} of {self.classes} has no example, so that "
+                "its means do not exist; add examples, or use a model with fewer logits"
             )
 
     def _check_output(self, what: str, vectors: int) -> None:

@@ -21,6 +21,7 @@ from lowgrad_utils.experiments import (
     embedded_images,
     filters,
     gradient_cell,
+    hessian_sweep,
     input_noise,
     jacobian,
     large_spikes,
@@ -235,6 +236,11 @@ GRIDS: dict[str, Grid] = {
         filters.channel_cell,
         filters.channel_cells(),
         "Shared directions in the gradients of several filters",
+    ),
+    "hessian-training": Grid(
+        hessian_sweep.training_cell,
+        hessian_sweep.stored_cells(),
+        "Errors of narrow networks over data sets, sample sizes and learning rates, behind Eq. 29",
     ),
 }
 

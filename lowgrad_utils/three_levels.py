@@ -128,6 +128,7 @@ class ThreeLevels:
 
     def eigenvectors(self, term: str, k: int) -> Tensor:
         """Return the k leading orthonormal eigenvectors of a term, P x k; needs the means."""
+        checks.positive_integer("k", k)
         roots = self.coefficients(term)
         values, vectors = torch.linalg.eigh(roots @ self.gram @ roots)
         values, vectors = values.flip(0)[:k], vectors.flip(1)[:, :k]
@@ -135,6 +136,53 @@ class ThreeLevels:
             raise ValueError(f"k is {k}, but {term} has fewer eigenvalues above zero")
         rows = self._needed_means().flatten(0, 1)
         return rows.T @ (roots @ vectors / values.sqrt()).to(rows)
+
+    @property
+    def lengths(self) -> Tensor:
+        """|delta_{c,c'}|, C x C."""
+        return self.gram.diagonal().clamp_min(0).sqrt().reshape(self.classes, self.classes)
+
+    @property
+    def cosines(self) -> Tensor:
+        """Cosines between the group means off c' = c, C(C-1) x C(C-1), sorted by c, then c'.
+
+        A group mean of length zero has cosine zero with all others.
+        """
+        kept = ~torch.eye(self.classes, dtype=torch.bool).flatten()
+        lengths = self.lengths.flatten()[kept]
+        inverse = torch.where(lengths > 0, 1 / lengths, 0)
+        return inverse[:, None] * self.gram[kept][:, kept] * inverse
+
+    def organisation(self) -> tuple[float, float]:
+        """Return the shares R^2 of the directions' variance that class and logit explain.
+
+        The directions are the C(C-1) group means with c' != c at unit length. Their total sum of
+        squares about the grand mean is compared with that of the means over all of one class c, and
+        of the means over all of one logit c'.
+
+        Returns:
+            (by class, by logit), from 0 to 1.
+
+        Source: after Papyan 2019, Figure 5.
+
+        Example:
+            >>> means = torch.zeros(3, 3, 3, dtype=torch.float64)
+            >>> for c in range(3):
+            ...     means[c, :, c] = 1
+            >>> ThreeLevels.of(means, torch.ones(3, dtype=torch.int64)).organisation()
+            (1.0, 0.0)
+        """
+        c, cosines = self.classes, self.cosines
+        first, second = torch.nonzero(~torch.eye(c, dtype=torch.bool)).T
+        correction = cosines.mean()
+        total = cosines.diagonal().mean() - correction
+        shares = []
+        for factor in (first, second):
+            means = torch.nn.functional.one_hot(factor, c).double().T / (c - 1)
+            shares.append(
+                float(((means @ cosines @ means.T).diagonal().mean() - correction) / total)
+            )
+        return shares[0], shares[1]
 
     def operator(self, term: str) -> SymmetricOperator:
         """Return a term as an operator on vectors of length P; needs the means."""
