@@ -187,6 +187,34 @@ class ImageData:
             x -= x.mean(0)
         return x, labels
 
+    def positions(
+        self,
+        split: str = "train",
+        *,
+        n: int | None = None,
+        per_class: int | None = None,
+        seed: int | torch.Generator = 0,
+    ) -> Tensor:
+        """Return the positions, within the split, of the images that ``matrix`` chooses.
+
+        Args:
+            split: ``train`` or ``test``.
+            n: Number of images; None for all.
+            per_class: Number of images of each class, instead of ``n``.
+            seed: Seed, or generator, of the choice.
+
+        Raises:
+            ValueError: On an unknown split, on both ``n`` and ``per_class``, or on more images
+                than there are.
+
+        Example:
+            >>> mnist = load("mnist")
+            >>> rows = mnist.positions(per_class=10, seed=1)
+            >>> bool((mnist.y_train[rows] == mnist.matrix(per_class=10, seed=1)[1]).all())
+            True
+        """
+        return _positions(self, split, n, per_class, seed)
+
     def images(
         self,
         split: str = "train",
@@ -423,10 +451,16 @@ def _draw(
     data: ImageData | FeatureData, split: str, n: int | None, per_class: int | None, seed
 ) -> tuple[Tensor, Tensor]:
     """Return the chosen examples as rows in float64, a copy, with their labels."""
-    checks.choice("split", split, ("train", "test"))
+    rows = _positions(data, split, n, per_class, seed)
     x, labels = getattr(data, f"x_{split}"), getattr(data, f"y_{split}")
-    rows = _choose(labels, n, per_class, seed, f"{data.name} ({data.source}, {split})")
     return x[rows].flatten(1).double(), labels[rows]
+
+
+def _positions(data: ImageData | FeatureData, split: str, n, per_class, seed) -> Tensor:
+    """Return the chosen positions, after checking the split's name."""
+    checks.choice("split", split, ("train", "test"))
+    labels = getattr(data, f"y_{split}")
+    return _choose(labels, n, per_class, seed, f"{data.name} ({data.source}, {split})")
 
 
 def _choose(labels: Tensor, n, per_class, seed, where: str) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from lowgrad_utils import checks, classifiers, datasets
 from lowgrad_utils.curvature import LossCurvature
 from lowgrad_utils.eigensolvers import orthonormal_columns, rayleigh_ritz, top_eigenpairs
+from lowgrad_utils.experiments.clusters import cluster_numbers
 from lowgrad_utils.sweeps import grid
 from lowgrad_utils.three_levels import ThreeLevels, evenness, three_levels
 from lowgrad_utils.training import DivergenceError
@@ -151,19 +152,21 @@ def spectrum_cell(**cell: Any) -> dict[str, Any]:
         **cell: Arguments of ``train``.
 
     Returns:
-        What ``training_cell`` and ``measure`` return.
+        What ``training_cell``, ``measure`` and ``clusters.cluster_numbers`` return.
     """
     model, train_set, test_set = train(**cell)
     on_train = classifiers.evaluate(model, *train_set)
     on_test = classifiers.evaluate(model, *test_set)
     curvature = LossCurvature(model, train_set, memory=6)
+    levels = three_levels(curvature)
     return {
         "train_error": on_train.error,
         "train_loss": on_train.loss,
         "train_probability": on_train.mean_probability,
         "test_error": on_test.error,
         "test_loss": on_test.loss,
-        **measure(curvature, three_levels(curvature)),
+        **measure(curvature, levels),
+        **cluster_numbers(levels),
     }
 
 
