@@ -6,6 +6,8 @@ goes on where it was stopped. ``measure`` finds the winning learning rates in su
 measures their spectra. ``networks`` trains the shipped narrow networks again.
 """
 
+import argparse
+
 from lowgrad_utils import grids, trained_networks
 from lowgrad_utils.experiments import hessian_sweep
 
