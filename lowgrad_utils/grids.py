@@ -61,7 +61,7 @@ class Grid:
     @property
     def parameters(self) -> list[str]:
         """Names of the parameters of a cell."""
-        return list(self.cells[0])
+        return list(self.cells[0]) if self.cells else []
 
 
 _NAMES = ("nu", "alpha", "activation", "loss", "residue", "weights")
@@ -99,6 +99,17 @@ def _figure_1() -> tuple[Cell, ...]:
     losses, weights = ("mse", "huber", "logistic"), ("uniform", "shifted")
     series = product((0.125, 0.375), [0.0], activations, losses, ["network"], weights)
     return _cells([1000], list(series), range(60))
+
+
+def _folder() -> Path:
+    inside = Path(__file__).parent / "data"
+    return (inside if inside.is_dir() else Path(__file__).parent.parent / "data") / "grids"
+
+
+def _winning_cells() -> tuple[Cell, ...]:
+    """The winners by test error among the stored trainings; none before those are stored."""
+    path = _folder() / "hessian-training.csv"
+    return tuple(hessian_sweep.winners(sweeps.load_grid(path))) if path.is_file() else ()
 
 
 #: The grids by name.
@@ -252,6 +263,30 @@ GRIDS: dict[str, Grid] = {
         first=10,
         atol=0.1,
     ),
+    "hessian-spectra": Grid(
+        hessian_sweep.spectrum_cell,
+        _winning_cells(),
+        "Spectra of G and of its terms for the winning learning rates of hessian-training",
+        spot=1,
+        first=2,
+        atol=0.5,
+    ),
+    "hessian-arms": Grid(
+        hessian_sweep.spectrum_cell,
+        hessian_sweep.arm_cells(),
+        "The same for one network under other weight decays, label smoothing and epochs",
+        spot=1,
+        first=1,
+        atol=0.5,
+    ),
+    "hessian-seeds": Grid(
+        hessian_sweep.spectrum_cell,
+        hessian_sweep.seed_cells(),
+        "The same for six networks trained on other images from other weights",
+        spot=1,
+        first=1,
+        atol=0.5,
+    ),
 }
 
 
@@ -279,9 +314,7 @@ def grid_path(name: str) -> Path:
     Raises:
         ValueError: If the name is unknown.
     """
-    inside = Path(__file__).parent / "data"
-    folder = inside if inside.is_dir() else Path(__file__).parent.parent / "data"
-    return folder / "grids" / f"{checks.choice('name', name, GRIDS)}.csv"
+    return _folder() / f"{checks.choice('name', name, GRIDS)}.csv"
 
 
 def compute(
