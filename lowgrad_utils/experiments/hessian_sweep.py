@@ -1,10 +1,10 @@
 """The sweep of the second paper (Eq. 29): train, choose the learning rate, measure the spectra.
 
-``python -m lowgrad_utils.experiments.hessian_sweep train`` runs any part of the paper's grid, and
-``... measure`` measures the spectra of the networks whose learning rate won.
+``lowgrad_utils.hessian`` runs any part of it from the command line.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -26,6 +26,12 @@ CONVOLUTIONAL = ("vgg11", "resnet18", "densenet40")
 
 #: Width factor and image size of networks that train in seconds to minutes on one core.
 NARROW = {"vgg11": (1 / 8, 32), "resnet18": (1 / 8, 16), "densenet40": (1 / 4, 16)}
+
+#: Images of the smallest class of each training set.
+LARGEST = {
+    "shipped": {"mnist": 702, "fashion_mnist": 702, "cifar10": 300},
+    "full": {"mnist": 5421, "fashion_mnist": 6000, "cifar10": 5000},
+}
 
 #: How many eigenvalues of each kind a cell measures.
 COUNTS = {"G": 15, "G1+2": 30, "G1": 10, "G0": 10, "ritz": 10}
@@ -191,8 +197,9 @@ def measure(curvature: LossCurvature, levels: ThreeLevels) -> dict[str, float]:
         levels: Its three levels, with means.
     """
     c = levels.classes
-    top = top_eigenpairs(curvature.gauss_newton, COUNTS["G"], start=levels.centres, tolerance=1e-4)
-    ritz = rayleigh_ritz(curvature.gauss_newton, levels.centres)
+    full = curvature.gauss_newton
+    top = top_eigenpairs(full, COUNTS["G"], start=levels.centres, tolerance=1e-4, residuals=False)
+    ritz = rayleigh_ritz(full, levels.centres)
     basis = orthonormal_columns(levels.centres)
     spectra = {"G": top.values, "ritz": ritz.values} | {
         term: levels.eigenvalues(term) for term in ("G1+2", "G1", "G0")
@@ -261,14 +268,14 @@ ARMS: dict[str, Cell] = {
     "standard": {},
     "decay 0": {"weight_decay": 0.0},
     "decay 0.01": {"weight_decay": 1e-2},
-    "decay 0.02": {"weight_decay": 2e-2},
     "smoothing 0.1": {"label_smoothing": 0.1},
     "12 epochs": {"epochs": 12},
-    "60 epochs": {"epochs": 60},
     "120 epochs": {"epochs": 120},
-    "240 epochs": {"epochs": 240},
     "decay 0.01, 120 epochs": {"weight_decay": 1e-2, "epochs": 120},
     "decay 0.02, 120 epochs": {"weight_decay": 2e-2, "epochs": 120},
+    "decay 0.02": {"weight_decay": 2e-2},
+    "60 epochs": {"epochs": 60},
+    "240 epochs": {"epochs": 240},
 }
 
 
@@ -337,7 +344,8 @@ def winners(trainings: pd.DataFrame) -> list[Cell]:
 
     Source: Papyan 2019, Section 5.1.
     """
-    names = list(_cell("mnist", "vgg11", 10, 0.1, 0.0, 1.0, 32))
+    names = [*_cell("mnist", "vgg11", 10, 0.1, 0.0, 1.0, 32), "source"]
+    names = [name for name in names if name in trainings]
     fixed = [name for name in names if name != "learning_rate"]
     chosen = []
     for key, rows in trainings.groupby(fixed, sort=False):
@@ -352,32 +360,81 @@ def winners(trainings: pd.DataFrame) -> list[Cell]:
 
 
 def paper_cells(
-    datasets: list[str], networks: list[str], sizes: list[int], rates: list[float]
+    image_sets: Sequence[str] = IMAGE_SETS,
+    networks: Sequence[str] = CONVOLUTIONAL,
+    sizes: Sequence[int] | None = None,
+    rates: Sequence[float] | None = None,
+    *,
+    seeds: Sequence[int] = (0,),
+    width: float = 1.0,
+    size: int = 32,
+    epochs: int | None = None,
+    weight_decay: float = 5e-4,
+    source: str = "shipped",
 ) -> list[Cell]:
-    """Return cells of the paper's own grid, at full width and its numbers of epochs.
+    """Return cells of the paper's own grid, by default all of it, at full width.
 
     Args:
-        datasets: Some of IMAGE_SETS.
+        image_sets: Some of IMAGE_SETS.
         networks: Some of CONVOLUTIONAL.
-        sizes: Images of each class.
-        rates: Learning rates.
+        sizes: Images of each class; the paper's 20 if None.
+        rates: Learning rates; the paper's 100 if None.
+        seeds: Seeds of images, weights and batches.
+        width: Factor of the channels.
+        size: Height and width of the images.
+        epochs: Passes over the images; the paper's 200, and 350 of CIFAR-10, if None.
+        weight_decay: Multiple of theta in the gradient.
+        source: Where the images come from, ``shipped`` or ``full``.
 
     Raises:
-        ValueError: On an unknown name.
+        ValueError: On an unknown name, a number out of range, or a sample size that the source
+            does not have.
 
     Source: Papyan 2019, Eq. 29 and Section 5.1.
+
+    Example:
+        >>> len(paper_cells(source="full", sizes=[10, 13]))
+        1800
     """
-    for name in datasets:
+    for name in image_sets:
         checks.choice("dataset", name, IMAGE_SETS)
     for name in networks:
         checks.choice("network", name, CONVOLUTIONAL)
+    checks.choice("source", source, tuple(LARGEST))
+    sizes = sample_sizes() if sizes is None else sizes
+    for name in image_sets:
+        for per_class in sizes:
+            checks.positive_integer("sizes", per_class)
+            if per_class > LARGEST[source][name]:
+                hint = "; --source full has more" if source == "shipped" else ""
+                raise ValueError(
+                    f"sizes has {per_class}, but a class of {name} ({source}) has "
+                    f"{LARGEST[source][name]} images{hint}"
+                )
+    for rate in rates or ():
+        checks.positive("rates", rate)
+    for seed in seeds:
+        if seed < 0:
+            raise ValueError(f"seeds has {seed}, but whole numbers from 0 are needed")
+    checks.positive("width", width)
+    checks.nonnegative("weight_decay", weight_decay)
+    if checks.positive_integer("size", size) not in (8, 16, 32):
+        raise ValueError(f"size is {size}, but 8, 16 or 32 pixels are needed")
+    cells = grid(
+        dataset=dict.fromkeys(image_sets),
+        network=dict.fromkeys(networks),
+        per_class=dict.fromkeys(sizes),
+        learning_rate=dict.fromkeys(learning_rates() if rates is None else rates),
+        seed=dict.fromkeys(seeds),
+    )
+    fixed = {"weight_decay": weight_decay, "width": width, "size": size}
     return [
-        _cell(
-            **row,
-            weight_decay=5e-4,
-            width=1.0,
-            size=32,
-            epochs=350 if row["dataset"] == "cifar10" else 200,
-        )
-        for row in grid(dataset=datasets, network=networks, per_class=sizes, learning_rate=rates)
+        {**_cell(**row, **fixed, epochs=_epochs(row["dataset"], epochs)), "source": source}
+        for row in cells
     ]
+
+
+def _epochs(image_set: str, epochs: int | None) -> int:
+    if epochs is not None:
+        return checks.positive_integer("epochs", epochs)
+    return 350 if image_set == "cifar10" else 200
