@@ -180,8 +180,8 @@ def measure(curvature: LossCurvature, levels: ThreeLevels) -> dict[str, float]:
     """Return eigenvalues of G and of its terms, and what decides how far they agree.
 
     - ``G_k``, ``G1+2_k``, ``G1_k``, ``G0_k``: eigenvalues, k from 1; ``ritz_k``: those of G
-      restricted to the span of the class centres.
-    - ``inside``: the share of G's C - 1 leading eigenvectors that lies in that span.
+      restricted to the span of the class centres, 0 beyond its dimension.
+    - ``inside_k``: the share of G's k-th eigenvector that lies in that span, |Q^T u_k|^2.
     - ``evenness``: median over c' != c of ``three_levels.evenness``.
     - ``centre_share``: share of the group means' second moment (c' != c) in the centres, which is
       tr G1 / tr (G1 + G2). For one class it is the product of the next two.
@@ -200,7 +200,7 @@ def measure(curvature: LossCurvature, levels: ThreeLevels) -> dict[str, float]:
     full = curvature.gauss_newton
     top = top_eigenpairs(full, COUNTS["G"], start=levels.centres, tolerance=1e-4, residuals=False)
     ritz = rayleigh_ritz(full, levels.centres)
-    basis = orthonormal_columns(levels.centres)
+    inside = (orthonormal_columns(levels.centres).T @ top.vectors).square().sum(0)
     spectra = {"G": top.values, "ritz": ritz.values} | {
         term: levels.eigenvalues(term) for term in ("G1+2", "G1", "G0")
     }
@@ -211,11 +211,12 @@ def measure(curvature: LossCurvature, levels: ThreeLevels) -> dict[str, float]:
     longest = lengths.mean(1) ** 2
     return {
         **{
-            f"{name}_{k + 1}": float(spectra[name][k])
+            # A narrow network's centres may span less than C dimensions.
+            f"{name}_{k + 1}": float(spectra[name][k]) if k < len(spectra[name]) else 0.0
             for name, count in COUNTS.items()
             for k in range(count)
         },
-        "inside": float((basis.T @ top.vectors[:, : c - 1]).square().sum()) / (c - 1),
+        **{f"inside_{k + 1}": float(share) for k, share in enumerate(inside)},
         "evenness": float(evenness(curvature, levels.means)[off].median()),
         "centre_share": traces["G1"] / (traces["G1"] + traces["G2"]),
         "logit_evenness": float((longest / lengths.square().mean(1)).median()),
