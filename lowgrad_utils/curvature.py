@@ -21,6 +21,7 @@ from lowgrad_utils import checks
 # Bytes a chunk of examples takes while it is worked on, as multiples of what one forward pass
 # saves for its backward pass: the graph itself, the linear map beside it, and transients.
 _GRAPHS_IN_GAUSS_NEWTON, _GRAPHS_IN_HESSIAN = 4, 6
+_EXAMPLES_BEFORE_TRACING = 2000
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 _BATCH_NORM = nn.modules.batchnorm._BatchNorm
 
@@ -335,7 +336,24 @@ class LossCurvature:
         )[0]
 
     def _linearised(self, part: Tensor) -> Callable[[Tensor], Tensor]:
-        """Return v -> J v with the network's activations computed once and kept."""
+        """Return v -> J v that keeps the network's activations once they are worth keeping.
+
+        Tracing a deep network takes seconds, as long as a few passes over some thousand examples.
+        """
+        examples, linear = 0, None
+
+        def push(vector: Tensor) -> Tensor:
+            nonlocal examples, linear
+            examples += len(part)
+            if examples <= _EXAMPLES_BEFORE_TRACING:
+                return self._pushforward(part, vector)
+            if linear is None:
+                linear = self._traced(part)
+            return linear(vector)
+
+        return push
+
+    def _traced(self, part: Tensor) -> Callable[[Tensor], Tensor]:
         function = partial(self._forward, inputs=self._inputs[part].to(self.device))
         try:
             with warnings.catch_warnings():
