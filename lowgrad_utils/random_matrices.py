@@ -183,6 +183,74 @@ def predict_spike(
     return float(brentq(gap, start, 2 * (theta + edge), xtol=1e-12 * edge))
 
 
+def wishart_spike(theta: float, ratio: float, *, variance: float = 1.0) -> float:
+    """Compute where a spike theta > 0 of a symmetric matrix shows once a Wishart bulk is added.
+
+    theta + s / (1 - ratio s / theta) above the threshold theta > s (ratio + sqrt(ratio)), with
+    s = variance; below it the bulk's edge s (1 + sqrt(ratio))^2. The bulk is X X^T / N with P x N
+    independent entries of that variance and ratio = P / N, independent of the spike's direction.
+
+    Args:
+        theta: Eigenvalue of the low-rank term, positive.
+        ratio: P / N, positive.
+        variance: Of an entry of X, positive.
+
+    Raises:
+        ValueError: If a number is not positive.
+
+    Source: Benaych-Georges and Nadakuditi (2011), Theorem 2.1 with the Marchenko-Pastur law.
+
+    Example:
+        >>> wishart_spike(4.0, 1.0)  # 4 + 1 / (1 - 1/4)
+        5.333333333333333
+    """
+    theta, ratio = checks.positive("theta", theta), checks.positive("ratio", ratio)
+    variance = checks.positive("variance", variance)
+    if theta <= variance * (ratio + math.sqrt(ratio)):
+        return variance * (1 + math.sqrt(ratio)) ** 2
+    return theta + variance / (1 - ratio * variance / theta)
+
+
+def additive_spike(theta: float, eigenvalues: Tensor, *, margin: float | None = None) -> float:
+    """Predict the eigenvalue of a rank-one term theta u u^T added to a given symmetric bulk.
+
+    Solves (1/P) sum_j 1 / (x - b_j) = 1/theta above the bulk, for u independent of its
+    eigenvectors. As in ``predict_spike`` a root counts only beyond the edge by ``margin``.
+
+    Args:
+        theta: Eigenvalue of the rank-one term, positive.
+        eigenvalues: All P eigenvalues b_j of the bulk, zeros included.
+        margin: Share of the bulk's width b_1 - b_P; P^(-2/3) if None.
+
+    Returns:
+        The predicted eigenvalue, or the edge b_1 if the term stays in the bulk.
+
+    Raises:
+        ValueError: If ``theta`` or ``margin`` is not positive, or the bulk is a single point.
+
+    Source: Benaych-Georges and Nadakuditi (2011), Theorem 2.1.
+
+    Example:
+        >>> bulk = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+        >>> x = additive_spike(10.0, bulk)
+        >>> round(float((1 / (x - bulk)).mean()), 9)
+        0.1
+    """
+    theta = checks.positive("theta", theta)
+    b = checks.vector("eigenvalues", eigenvalues)
+    edge, width = float(b.max()), float(b.max() - b.min())
+    if not width > 0:
+        raise ValueError("eigenvalues are all alike, but a bulk is needed")
+    start = edge + width * checks.positive(
+        "margin", len(b) ** (-2 / 3) if margin is None else margin
+    )
+    gap = lambda x: float((1 / (x - b)).mean()) - 1 / theta  # noqa: E731
+    # |theta u u^T| = theta, so that the root cannot lie beyond theta + b_1.
+    if gap(start) <= 0:
+        return edge
+    return float(brentq(gap, start, edge + 2 * theta, xtol=1e-13 * (edge + theta)))
+
+
 def _ratio(ratio: float) -> float:
     number = checks.positive("ratio", ratio)
     if number > 1:
