@@ -245,3 +245,61 @@ def test_just_below_the_fourth_root_of_the_ratio_nothing_shows(ratio, share):
     # Between the square root and the fourth root, where a wrong root would show a spike.
     theta = ratio**0.5 + share * (ratio**0.25 - ratio**0.5)
     assert rm.spiked_singular_value(theta, ratio) == (1 + math.sqrt(ratio), 0.0, 0.0)
+
+
+def wishart(size, columns, seed):
+    x = gaussian(size, columns, seed=seed)
+    return x @ x.T / columns
+
+
+@pytest.mark.parametrize("ratio", [0.5, 2.0])
+def test_a_spike_plus_a_wishart_matrix(ratio):
+    size, variance = 800, 0.7
+    bulk = variance * wishart(size, round(size / ratio), seed=3)
+    u = gaussian(size, seed=4)
+    u /= u.norm()
+    threshold = variance * (ratio + ratio**0.5)
+    for theta in (0.4 * threshold, 2 * threshold, 8 * threshold):
+        seen = float(torch.linalg.eigvalsh(bulk + theta * torch.outer(u, u))[-1])
+        law = rm.wishart_spike(theta, ratio, variance=variance)
+        assert seen == pytest.approx(law, rel=0.03)
+        given = rm.additive_spike(theta, torch.linalg.eigvalsh(bulk))
+        assert given == pytest.approx(law, rel=0.03)
+
+
+@given(st.floats(0.05, 20), st.floats(0.05, 5), st.floats(0.1, 5))
+def test_the_wishart_law_solves_its_stieltjes_equation(excess, ratio, variance):
+    theta = variance * (ratio + math.sqrt(ratio)) * (1 + excess)
+    x = rm.wishart_spike(theta, ratio, variance=variance)
+    g, s = 1 / theta, variance
+    # The Stieltjes transform of Marchenko and Pastur's law: x = 1/g + s / (1 - ratio s g).
+    assert x * g * (1 - ratio * s * g) == pytest.approx(1 - ratio * s * g + s * g, rel=1e-9)
+    assert x > s * (1 + math.sqrt(ratio)) ** 2
+
+
+def test_the_wishart_law_is_the_spiked_rectangular_law_of_the_population():
+    # Means of noisy examples: a spike t^2 of the population is t^2 + ratio in the means.
+    ratio, theta = 0.4, 1.7
+    value = rm.spiked_singular_value(theta, ratio).value ** 2
+    # There the short side is n with entries of variance 1/d: P = n, N = d.
+    assert rm.wishart_spike(theta**2 + ratio, ratio) == pytest.approx(value, rel=1e-12)
+
+
+def test_a_spike_below_the_threshold_stays_in_a_given_bulk():
+    bulk = torch.linalg.eigvalsh(wishart(300, 300, seed=5))
+    assert rm.additive_spike(0.5, bulk) == float(bulk[-1])
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: rm.wishart_spike(0.0, 1.0), "theta is 0"),
+        (lambda: rm.wishart_spike(1.0, -1.0), "ratio is -1"),
+        (lambda: rm.wishart_spike(1.0, 1.0, variance=0.0), "variance is 0"),
+        (lambda: rm.additive_spike(1.0, torch.ones(3, dtype=FLOAT)), "all alike"),
+        (lambda: rm.additive_spike(-1.0, torch.arange(3.0)), "theta is -1"),
+    ],
+)
+def test_bad_additive_spikes_are_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

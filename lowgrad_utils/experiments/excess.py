@@ -33,6 +33,9 @@ OUTLIERS = 9
 #: How far below B's largest eigenvalue a root of the secular equation is no longer looked for.
 _EDGE = 1e-9
 
+#: Spikes below this share of the largest are counted to the rest.
+_NEGLIGIBLE = 1e-9
+
 
 # --- predictions from a spike and the rest -----------------------------------------------------
 
@@ -71,9 +74,9 @@ class Split:
             checks.matrix(name, value, rows=size, columns=size)
         theta, u = torch.linalg.eigh(means)
         theta, u = theta.flip(0), u.flip(1)
-        if not theta[0] > 0:
+        kept = theta > size * torch.finfo(theta.dtype).eps * theta.abs().max()
+        if not kept.any():
             raise ValueError("means has no eigenvalue above zero, so that there is no spike")
-        kept = theta > size * torch.finfo(theta.dtype).eps * theta[0]
         b, v = torch.linalg.eigh(rest)
         u = u[:, kept]
         return cls(theta[kept], u, b.flip(0), v.flip(1).T @ u)
@@ -129,7 +132,8 @@ class Split:
             [
                 self._root(lambda x, k=k: self.theta[k] * self.resolvent(x)[k, k])
                 for k in range(_number("count", count, len(self.theta)))
-            ]
+            ],
+            dtype=self.theta.dtype,
         )
 
     def roots(self) -> Tensor:
@@ -188,11 +192,13 @@ def split_derivatives(derivatives: Tensor, levels: ThreeLevels, approximation: s
         levels: Their group means.
         approximation: ``G1+2`` or ``G1``.
     """
-    rows = levels.means.flatten(0, 1)
-    factor = levels.coefficients(approximation).to(rows) @ rows
-    means = factor.T @ factor
+    theta = levels.eigenvalues(approximation)
+    # Smaller ones have eigenvectors that the Gram matrix gives badly; they go to the rest.
+    theta = theta[theta > _NEGLIGIBLE * theta[0]]
+    u = levels.eigenvectors(approximation, len(theta))
     flat = derivatives.flatten(0, 1)
-    return Split.of(means, flat.T @ flat / len(derivatives) - means)
+    b, v = torch.linalg.eigh(flat.T @ flat / len(derivatives) - u * theta @ u.T)
+    return Split(theta, u, b.flip(0), v.flip(1).T @ u)
 
 
 def _means(derivatives: Tensor, labels: Tensor) -> Tensor:
@@ -452,7 +458,7 @@ def top_of_second_moment(derivatives: Tensor, count: int) -> Tensor:
 # --- trained networks ---------------------------------------------------------------------------
 
 #: Images of each class and hidden units of the networks small enough for explicit matrices.
-PER_CLASS, HIDDEN = 25, (14,)
+PER_CLASS, HIDDEN = 25, (10,)
 
 
 def small_network(
@@ -470,7 +476,7 @@ def small_network(
     Example:
         >>> network, (x, labels) = small_network("mnist", 0, 0.0, 0.0, seed=0)
         >>> x.shape, classifiers.count_parameters(network)
-        (torch.Size([250, 1, 8, 8]), 1060)
+        (torch.Size([250, 1, 8, 8]), 760)
     """
     x, y = datasets.load(checks.choice("dataset", dataset, ("mnist", "fashion_mnist"))).images(
         per_class=PER_CLASS, size=8, seed=seed, dtype=torch.float64
@@ -591,23 +597,23 @@ def small_network_cells() -> list[Cell]:
 
 
 def network_predictions(
-    curvature: LossCurvature, *, directions: int = 20, seed: int | torch.Generator = 0
+    curvature: LossCurvature, *, directions: int = 12, seed: int | torch.Generator = 0
 ) -> dict[str, float]:
     """Return what ``predictions`` does for a network of any size, from products only.
 
-    G, M and B are restricted to the span of u_1 ... u_20, of B u_k and G's eigenvectors for the
+    G, M and B are restricted to the span of u_1 ... u_12, of B u_k and G's eigenvectors for the
     leading k, and of the class centres. First and second order lose nothing by that; B's own
     eigenvalues and the secular equation lose what those directions do not hold. ``isotropic_k`` is
-    ``union_eigenvalues``. ``ritz_k`` is G restricted to u_1 ... u_20.
+    ``union_eigenvalues``. ``ritz_k`` is G restricted to u_1 ... u_12.
 
     Args:
         curvature: The classifier on its data.
         directions: How many of the u_k, at least OUTLIERS.
-        seed: Of the random vectors for tr G.
+        seed: Of the random vectors for tr B.
     """
     levels, k = three_levels(curvature), OUTLIERS
     full, even = curvature.gauss_newton, evenness(curvature, levels.means).double()
-    top = top_eigenpairs(full, k, start=levels.centres, tolerance=1e-3)
+    top = top_eigenpairs(full, k, start=levels.centres, tolerance=1e-2)
     u = levels.eigenvectors("G1+2", directions)
     theta = levels.eigenvalues("G1+2")
     images = full @ u[:, :k] - u[:, :k] * theta[:k].to(u)
@@ -615,8 +621,8 @@ def network_predictions(
     means, whole = restricted(curvature, basis)
     split = Split.of(means, whole - means)
     inner = basis.T.double()
-    mean = (trace(curvature, top.vectors.to(u), seed=seed) - float(theta.sum())) / curvature.size
-    along = split.couplings.diagonal()
+    total = float(split.rest.sum()) + trace_within(curvature, basis=basis, seed=seed)
+    mean, along = total / curvature.size, split.couplings.diagonal()
     centre_basis = orthonormal_columns(levels.centres)
     vectors = {
         "G": top.values,
@@ -664,7 +670,7 @@ def restricted(curvature: LossCurvature, basis: Tensor) -> tuple[Tensor, Tensor]
 
     Args:
         curvature: The classifier on its data.
-        basis: Q, P x K with orthonormal columns.
+        basis: Q, P x K.
     """
     along = curvature.derivatives_along(basis.T).double()
     groups = [along[:, curvature.labels == c].mean(1) for c in range(curvature.classes)]
@@ -674,18 +680,14 @@ def restricted(curvature: LossCurvature, basis: Tensor) -> tuple[Tensor, Tensor]
     return factor @ factor.T, flat @ flat.T / curvature.n
 
 
-def trace(
-    curvature: LossCurvature,
-    vectors: Tensor,
-    *,
-    probes: int = 6,
-    seed: int | torch.Generator = 0,
+def trace_within(
+    curvature: LossCurvature, *, basis: Tensor, probes: int = 6, seed: int | torch.Generator = 0
 ) -> float:
-    """Estimate tr G: exactly on the span of some orthonormal vectors, from probes outside of it.
+    """Estimate tr B, B = G3, outside the span of some orthonormal vectors.
 
     Args:
         curvature: The classifier on its data.
-        vectors: P x K orthonormal, the leading eigenvectors of G if the estimate is to be good.
+        basis: P x K with orthonormal columns; the more of B they hold, the better the estimate.
         probes: Number of Gaussian vectors.
         seed: Seed, or generator, of the probes.
 
@@ -693,13 +695,9 @@ def trace(
     """
     stream = checks.random_stream(seed, "trace")
     count = checks.positive_integer("probes", probes)
-    z = torch.randn(curvature.size, count, generator=stream, dtype=torch.float64).to(vectors)
-    z = z - vectors @ (vectors.T @ z)
-    inside, outside = (
-        float(curvature.derivatives_along(rows.T).double().square().sum()) / curvature.n
-        for rows in (vectors, z)
-    )
-    return inside + outside / count
+    z = torch.randn(curvature.size, count, generator=stream, dtype=torch.float64).to(basis)
+    means, whole = restricted(curvature, z - basis @ (basis.T @ z))
+    return float((whole - means).trace()) / count
 
 
 def _by_overlaps(split: Split) -> dict[str, Tensor]:
