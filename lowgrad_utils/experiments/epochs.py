@@ -167,6 +167,19 @@ def assembled(cotangents: Tensor, gram: Tensor) -> ThreeLevels:
     return ThreeLevels(products.reshape(classes**2, classes**2), ones)
 
 
+def pieces(model: nn.Module, data: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return what ``assembled`` takes: the mean cotangents v_{c,c'} and the Jacobians' Gram.
+
+    Args:
+        model: A classifier in evaluation mode.
+        data: Images and labels.
+    """
+    x, labels = data
+    with torch.no_grad():
+        p = model(x).softmax(1)
+    return mean_cotangents(p, labels), jacobian_gram(mean_jacobians(model, x, labels))
+
+
 def product_gram(gram: Tensor) -> Tensor:
     """Return the Gram matrix of the toy nearest to a network's: a feature for each class.
 
@@ -386,17 +399,28 @@ def _feature_cosine(model: nn.Module, data: tuple[Tensor, Tensor]) -> float:
 def epoch_cell(**cell: Any) -> dict[str, float]:
     """Train one network and return ``epoch_numbers`` by epoch, names ending in ``_<epoch>``.
 
-    Besides, of the network at the end: ``hot_class_<p>`` and ``hot_logit_<p>``, the organisation
+    Besides: ``late_p_class``, ``late_p_logit``, the organisation of J_c^T v_{c,c'} with v of the last
+    and J of the first epoch, and ``late_features_...`` the other way round.
+    Of the network at the end: ``hot_class_<p>`` and ``hot_logit_<p>``, the organisation
     when its logits are divided by the temperature that brings mean p_c down to p (NaN if p_c is
-    below p already); and ``permuted_class``, by classes handed out at random to the images.
+    below p already); ``permuted_class``, ``permuted_logit``, by classes handed out at random.
 
     Args:
         **cell: Arguments of ``checkpoints``.
     """
-    numbers = {}
+    numbers, found = {}, []
     for epoch, model, data in checkpoints(**cell):
         values = epoch_numbers(model, data)
         numbers |= {f"{name}_{epoch}": value for name, value in values.items()}
+        if epoch in (EPOCHS[0], EPOCHS[-1]):
+            found.append(pieces(model, data))
+    (early, early_gram), (late, late_gram) = found
+    for name, levels in {
+        "late_p": assembled(late, early_gram),
+        "late_features": assembled(early, late_gram),
+    }.items():
+        by_class, by_logit = levels.organisation()
+        numbers |= {f"{name}_class": by_class, f"{name}_logit": by_logit}
     x, labels = data
     with torch.no_grad():
         logits = model(x)
