@@ -8,21 +8,28 @@ matrix, or the derivatives of all examples at once, unless it is asked to.
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, jacrev, jvp, linearize, vmap
+from torch.func import functional_call, jvp, linearize
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lowgrad_utils import checks
 
-# Bytes a chunk of examples takes while it is worked on, as multiples of what one forward pass
-# saves for its backward pass: the graph itself, the linear map beside it, and transients.
-_GRAPHS_IN_GAUSS_NEWTON, _GRAPHS_IN_HESSIAN = 4, 6
-_EXAMPLES_BEFORE_TRACING = 2000
-_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
+# Bytes that examples take while they are worked on, as multiples of what their forward pass saves
+# for its backward pass: that graph, what is kept beside it, and transients.
+_GRAPHS_IN_PASS, _GRAPHS_IN_GAUSS_NEWTON, _GRAPHS_IN_HESSIAN = 3, 4, 6
+# Of the memory, for what is kept between products and for any other pass over the examples.
+_KEPT_SHARE, _PASS_SHARE = 0.75, 0.25
+# Tracing a network takes seconds, however many examples there are: as long as it then saves in
+# products over about so many (measured: 6,000 to 24,000).
+_EXAMPLES_BEFORE_TRACING = 12_000
+_LARGEST_MATRIX = 20_000
+_DROPOUT = nn.modules.dropout._DropoutNd
 _BATCH_NORM = nn.modules.batchnorm._BatchNorm
 
 
@@ -53,11 +60,20 @@ class SymmetricOperator:
                 f"vectors have shape {tuple(vectors.shape)} and dtype {vectors.dtype}, but "
                 f"{self.size} rows of {self.dtype} are needed"
             )
-        rows = vectors.reshape(self.size, -1).T.to(self.device)
+        rows = vectors.reshape(self.size, -1).T.contiguous().to(self.device)
         return self.product(rows).T.reshape(vectors.shape)
 
     def matrix(self) -> Tensor:
-        """Return the P x P matrix itself, from P products: for small networks."""
+        """Return the P x P matrix itself, from P products: for small networks.
+
+        Raises:
+            ValueError: If P is above 20,000.
+        """
+        if self.size > _LARGEST_MATRIX:
+            raise ValueError(
+                f"the matrix would have {self.size} rows, but at most {_LARGEST_MATRIX} are made; "
+                "use products, or top_eigenpairs"
+            )
         return self.product(torch.eye(self.size, dtype=self.dtype, device=self.device))
 
 
@@ -72,9 +88,11 @@ class LossCurvature:
     Args:
         model: Any module that maps a batch of inputs to n x C logits, in evaluation mode.
         data: A pair (inputs, labels) of tensors, or an iterable of such pairs, as a DataLoader.
-        memory: Gigabytes that the work on the examples may take. Linear maps of all examples are
-            kept between products if they fit, which makes a product about twice as fast.
-        parameters: Names of the parameters that make up theta; by default all.
+        memory: Gigabytes that the work on the examples may take, beside the data, the model and
+            the result. What all examples' forward passes save is kept between products if it fits,
+            which makes a product about twice as fast.
+        parameters: Names of the parameters that make up theta, in the model's order; by default
+            all. Parameters that share a tensor are one.
 
     Attributes:
         n: Number of examples.
@@ -82,12 +100,14 @@ class LossCurvature:
         size: Number of parameters, P.
         counts: Examples of each class (C, int64).
         labels: Sorted labels (n).
+        probabilities: p of the sorted examples (n x C).
 
     Raises:
         ValueError: If the model is not in evaluation mode, has active dropout or a batch norm that
             uses the batch's statistics, or parameters without gradient; if data are empty, labels
             out of range, or logits not finite.
-        TypeError: If parameters are in half precision, or labels are no integers.
+        TypeError: If parameters are in half precision, labels are no integers, or the model gives
+            something other than a tensor of logits.
 
     Source: Papyan 2019, Section 2.
 
@@ -123,7 +143,9 @@ class LossCurvature:
         order = torch.argsort(labels, stable=True)
         self._inputs, self.labels = inputs[order], labels[order]
         self.n = len(labels)
+        self._all = torch.arange(self.n, device="cpu")
         self._logits = self._checked_logits()
+        self.probabilities = self._logits.softmax(1)
         self.classes = self._logits.shape[1]
         if int(labels.min()) < 0 or int(labels.max()) >= self.classes:
             raise ValueError(
@@ -138,27 +160,25 @@ class LossCurvature:
     # --- the loss and its first derivative ------------------------------------------------------
 
     @property
-    def probabilities(self) -> Tensor:
-        """Probabilities p = softmax(z) of the sorted examples, n x C."""
-        return self._logits.softmax(1)
-
-    @property
     def loss(self) -> float:
         """Mean cross-entropy."""
-        return float(nn.functional.cross_entropy(self._logits, self.labels.to(self.device)))
+        return float(_total_loss(self._logits.cpu().double(), self.labels)) / self.n
 
     def gradient(self, rows: Tensor | None = None) -> Tensor:
         """Return the gradient (1/n) sum_i J_i^T (p_i - y_i) of the mean loss, a vector of length P.
 
         Args:
             rows: Positions, among the sorted examples, of a mini-batch; all by default.
+
+        Raises:
+            ValueError: If ``rows`` is empty, or has other positions than 0 to n - 1.
         """
-        rows = torch.arange(self.n) if rows is None else rows
-        residues = self.probabilities
-        residues[torch.arange(self.n), self.labels.to(self.device)] -= 1
+        rows = self._checked_rows(rows)
         total = torch.zeros(self.size, dtype=self.dtype, device=self.device)
-        for part in rows.split(self._chunk_size(_GRAPHS_IN_GAUSS_NEWTON)):
-            total += self._pullback(part)(residues[part.to(self.device)] / len(rows))
+        for part in rows.split(self._pass_size):
+            residues, labels = self.probabilities[part], self.labels[part].to(self.device)[:, None]
+            residues = residues.scatter(1, labels, -_others(residues).gather(1, labels))
+            total += self._pullback(part)(residues / len(rows))
         return total
 
     # --- products -------------------------------------------------------------------------------
@@ -178,22 +198,15 @@ class LossCurvature:
         for part, push, pull in self._linear_maps():
             p = self.probabilities[part]
             for row, product in zip(rows, products):
-                change = push(row)
-                product += pull((p * change - p * (p * change).sum(1, keepdim=True)) / self.n)
+                product += pull(p * _minus_mean(push(row), p) / self.n)
         return products
 
     def _hessian_rows(self, rows: Tensor) -> Tensor:
         products = torch.zeros_like(rows)
         for parameters, gradient in self._gradient_graphs():
             for row, product in zip(rows, products):
-                change = torch.autograd.grad(
-                    gradient,
-                    parameters,
-                    list(self._unflatten(row).values()),
-                    retain_graph=True,
-                    materialize_grads=True,
-                )
-                product += _flatten(change)
+                direction = list(self._unflatten(row).values())
+                product += self._derivative(gradient, parameters, direction)
         return products
 
     # --- logit derivatives and their means ------------------------------------------------------
@@ -205,19 +218,20 @@ class LossCurvature:
             rows: Positions among the sorted examples; all by default.
 
         Raises:
-            ValueError: If they would take more than ``memory``.
+            ValueError: If they would take more than ``memory``, or on wrong ``rows``.
 
         Source: Papyan 2019, Eqs. 13-16.
         """
-        rows = torch.arange(self.n) if rows is None else rows
+        rows = self._checked_rows(rows)
         self._check_output("logit derivatives", len(rows) * self.classes)
-        p = self.probabilities[rows.to(self.device)]
-        jacobians = vmap(
-            jacrev(lambda theta, x: self._forward(theta, x[None])[0]), (None, 0), chunk_size=64
-        )(self._parameters, self._inputs[rows].to(self.device))
-        jacobian = torch.cat([j.flatten(2) for j in jacobians.values()], 2)
-        centred = jacobian - torch.einsum("nk,nkp->np", p, jacobian)[:, None]
-        return p.sqrt()[:, :, None] * centred
+        derivatives = torch.empty(
+            len(rows), self.classes, self.size, dtype=self.dtype, device=self.device
+        )
+        for part, result in zip(rows.split(1), derivatives):
+            pull = self._pullback(part)
+            for cotangent, derivative in zip(self._cotangents(part), result):
+                derivative.copy_(pull(cotangent))
+        return derivatives
 
     def derivatives_along(self, vectors: Tensor, label: int | None = None) -> Tensor:
         """Return the products <delta_{i,c'}, v_k>, K x n x C, without forming the derivatives.
@@ -225,12 +239,19 @@ class LossCurvature:
         Args:
             vectors: K x P.
             label: Only the examples of this class; all by default.
+
+        Raises:
+            ValueError: If the vectors are not of length P, or the class has no example.
+            TypeError: If they have another dtype than the parameters.
         """
+        checks.matrix("vectors", vectors, columns=self.size)
+        if vectors.dtype != self.dtype:
+            raise TypeError(f"vectors have dtype {vectors.dtype}, but {self.dtype} is needed")
         results = []
-        for part in self._parts(label, _GRAPHS_IN_GAUSS_NEWTON):
-            p = self.probabilities[part]
-            changes = torch.stack([self._pushforward(part, vector) for vector in vectors])
-            results.append(p.sqrt() * (changes - (p * changes).sum(2, keepdim=True)))
+        for part in self._parts(label):
+            p, push = self.probabilities[part], self._pushforward(part)
+            changes = torch.stack([push(vector.to(self.device)) for vector in vectors])
+            results.append(p.sqrt() * _minus_mean(changes, p))
         return torch.cat(results, 1)
 
     def class_centres(self) -> Tensor:
@@ -244,15 +265,16 @@ class LossCurvature:
 
         Source: Papyan 2019, Eq. 25.
         """
-        cotangents = []
-        for label in range(self.classes):
-            p = self.probabilities[self._rows(label)]
+        self._check_classes()
+
+        def cotangents(part: Tensor, label: int) -> Tensor:
+            p = self.probabilities[part]
             r = p.sqrt()
             r[:, label] = 0
-            cotangents.append(
-                (r - r.sum(1, keepdim=True) * p)[None] / (len(p) * (self.classes - 1))
-            )
-        return self._means(cotangents)[:, 0]
+            # Equal to r - (1^T r) p, where a likely wrong class would leave nothing but rounding.
+            return (r * _others(p) - p * _others(r))[None] / (self.classes - 1)
+
+        return self._class_means(cotangents, 1)[:, 0]
 
     def group_means(self) -> Tensor:
         """Return delta_{c,c'} = Ave_{i in c} delta_{i,c'}, C x C x P: C backward passes.
@@ -262,35 +284,30 @@ class LossCurvature:
 
         Source: Papyan 2019, Eq. 21.
         """
-        self._check_output("group means", self.classes**2)
-        cotangents = []
-        identity = torch.eye(self.classes, dtype=self.dtype, device=self.device)
-        for label in range(self.classes):
-            p = self.probabilities[self._rows(label)]
-            # By logit c', then example, then the coordinate of z.
-            centred = identity[:, None, :] - p[None]
-            cotangents.append(p.T.sqrt()[:, :, None] * centred / len(p))
-        return self._means(cotangents)
-
-    def _means(self, cotangents: list[Tensor]) -> Tensor:
-        """Return sum_i J_i^T v_i over each class, for the K cotangents (K x n_c x C) of each."""
         self._check_classes()
-        means = torch.zeros(
-            self.classes, len(cotangents[0]), self.size, dtype=self.dtype, device=self.device
-        )
-        for label, cotangent in enumerate(cotangents):
-            done = 0
-            for part in self._parts(label, _GRAPHS_IN_GAUSS_NEWTON):
+        self._check_output("group means", self.classes**2)
+        return self._class_means(lambda part, label: self._cotangents(part), self.classes)
+
+    def _cotangents(self, part: Tensor) -> Tensor:
+        """Return sqrt(p_c') (e_c' - p) by logit c', then example, then the coordinate of z."""
+        p = self.probabilities[part]
+        return p.T.sqrt()[:, :, None] * _units_minus(p)
+
+    def _class_means(self, cotangents: Callable[[Tensor, int], Tensor], count: int) -> Tensor:
+        """Return Ave_{i in c} J_i^T v_i of each class, for so many cotangents v of its examples."""
+        means = torch.zeros(self.classes, count, self.size, dtype=self.dtype, device=self.device)
+        for label, own in enumerate(means):
+            for part in self._parts(label):
                 pull = self._pullback(part)
-                for mean, weights in zip(means[label], cotangent[:, done : done + len(part)]):
-                    mean += pull(weights)
-                done += len(part)
+                for mean, weights in zip(own, cotangents(part, label)):
+                    mean += pull(weights / self.counts[label])
         return means
 
     # --- the network as a function of theta -----------------------------------------------------
 
     def _forward(self, theta: dict[str, Tensor], inputs: Tensor) -> Tensor:
-        return functional_call(self._model, theta, (inputs,))
+        with _differentiable_attention():
+            return functional_call(self._model, theta, (inputs,))
 
     def _unflatten(self, vector: Tensor) -> dict[str, Tensor]:
         pieces = vector.split([p.numel() for p in self._parameters.values()])
@@ -299,61 +316,68 @@ class LossCurvature:
         }
 
     def _graph(self, part: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Return fresh parameters that require a gradient, and the logits computed from them."""
-        theta = {k: p.detach().clone().requires_grad_() for k, p in self._parameters.items()}
+        """Return parameters that require a gradient, and the logits computed from them."""
+        # Detached, so that the model's own parameters and their gradients stay as they are.
+        theta = {name: p.detach().requires_grad_() for name, p in self._parameters.items()}
         with torch.enable_grad():
             return list(theta.values()), self._forward(theta, self._inputs[part].to(self.device))
+
+    @staticmethod
+    def _derivative(outputs: Any, parameters: list[Tensor], cotangents: Any) -> Tensor:
+        """Return the derivative of the outputs by the parameters, weighted, as one vector."""
+        pieces = torch.autograd.grad(
+            outputs, parameters, cotangents, retain_graph=True, materialize_grads=True
+        )
+        return torch.cat([piece.reshape(-1) for piece in pieces])
 
     def _pullback(self, part: Tensor) -> Callable[[Tensor], Tensor]:
         """Return the map from cotangents of the logits (n x C) to sum_i J_i^T v_i."""
         parameters, logits = self._graph(part)
-        return lambda cotangent: _flatten(
-            torch.autograd.grad(
-                logits, parameters, cotangent, retain_graph=True, materialize_grads=True
-            )
-        )
+        return partial(self._derivative, logits, parameters)
 
-    def _pushforward(self, part: Tensor, vector: Tensor) -> Tensor:
-        """Return J_i v (n x C)."""
+    def _pushforward(self, part: Tensor) -> Callable[[Tensor], Tensor]:
+        """Return the map v -> J_i v (n x C)."""
+        if not self._has_forward_derivative:
+            return self._twice_backward(part)
         function = partial(self._forward, inputs=self._inputs[part].to(self.device))
+        return lambda v: jvp(function, (self._parameters,), (self._unflatten(v),))[1]
+
+    @cached_property
+    def _has_forward_derivative(self) -> bool:
+        """Whether every layer has one; an LSTM, for one, has not."""
+        function = partial(self._forward, inputs=self._inputs[:1].to(self.device))
         try:
-            return jvp(function, (self._parameters,), (self._unflatten(vector),))[1]
-        except NotImplementedError:
-            return self._twice_backward(part)(vector)
+            jvp(function, (self._parameters,), (self._parameters,))
+        except (NotImplementedError, RuntimeError):
+            return False
+        return True
 
     def _twice_backward(self, part: Tensor) -> Callable[[Tensor], Tensor]:
-        """Return v -> J v for layers without a forward derivative, such as an LSTM.
-
-        u -> J^T u is linear, and its own backward pass is v -> J v.
-        """
+        """Return v -> J v by two backward passes: u -> J^T u is linear, and its own is v -> J v."""
         parameters, logits = self._graph(part)
         u = torch.zeros_like(logits, requires_grad=True)
         gradient = torch.autograd.grad(
             logits, parameters, u, create_graph=True, materialize_grads=True
         )
-        return lambda vector: torch.autograd.grad(
-            gradient, u, list(self._unflatten(vector).values()), retain_graph=True
+        return lambda v: torch.autograd.grad(
+            gradient, u, list(self._unflatten(v).values()), retain_graph=True
         )[0]
 
-    def _linearised(self, part: Tensor) -> Callable[[Tensor], Tensor]:
-        """Return v -> J v that keeps the network's activations once they are worth keeping.
+    def _traced_later(self, part: Tensor) -> Callable[[Tensor], Tensor]:
+        """Return v -> J v, which is traced once that pays: the activations are then kept."""
+        push, examples, traced = self._pushforward(part), 0, not self._has_forward_derivative
 
-        Tracing a deep network takes seconds, as long as a few passes over some thousand examples.
-        """
-        examples, linear = 0, None
-
-        def push(vector: Tensor) -> Tensor:
-            nonlocal examples, linear
+        def product(vector: Tensor) -> Tensor:
+            nonlocal push, examples, traced
             examples += len(part)
-            if examples <= _EXAMPLES_BEFORE_TRACING:
-                return self._pushforward(part, vector)
-            if linear is None:
-                linear = self._traced(part)
-            return linear(vector)
+            if examples > _EXAMPLES_BEFORE_TRACING and not traced:
+                push, traced = self._linearised(part) or push, True
+            return push(vector)
 
-        return push
+        return product
 
-    def _traced(self, part: Tensor) -> Callable[[Tensor], Tensor]:
+    def _linearised(self, part: Tensor) -> Callable[[Tensor], Tensor] | None:
+        """Return v -> J v with the network's activations kept, or None if it cannot be traced."""
         function = partial(self._forward, inputs=self._inputs[part].to(self.device))
         try:
             with warnings.catch_warnings():
@@ -361,40 +385,38 @@ class LossCurvature:
                 warnings.filterwarnings("ignore", "Attempted to insert a get_attr Node")
                 linear = linearize(function, self._parameters)[1]
         except (NotImplementedError, RuntimeError):
-            return self._twice_backward(part)
-        return lambda vector: linear(self._unflatten(vector))
+            return None
+        return lambda v: linear(self._unflatten(v))
 
     def _linear_maps(self) -> Iterator[tuple[Tensor, Callable, Callable]]:
         """Yield for each chunk its rows, v -> J v, and u -> J^T u; kept if all fit in memory."""
-        if self.n <= self._chunk_size(_GRAPHS_IN_GAUSS_NEWTON):
+        if self._fits(_GRAPHS_IN_GAUSS_NEWTON):
             self.__dict__.pop("_kept_gradient", None)  # together they may exceed the memory
             yield self._kept_maps
             return
-        for part in self._parts(None, _GRAPHS_IN_GAUSS_NEWTON):
-            yield part, partial(self._pushforward, part), self._pullback(part)
+        for part in self._parts():
+            yield part, self._pushforward(part), self._pullback(part)
 
     @cached_property
     def _kept_maps(self) -> tuple[Tensor, Callable, Callable]:
-        part = torch.arange(self.n)
-        return part, self._linearised(part), self._pullback(part)
+        return self._all, self._traced_later(self._all), self._pullback(self._all)
 
     def _gradient_graphs(self) -> Iterator[tuple[list[Tensor], tuple[Tensor, ...]]]:
         """Yield for each chunk its parameters and the gradient of its loss, to differentiate."""
-        if self.n <= self._chunk_size(_GRAPHS_IN_HESSIAN):
+        if self._fits(_GRAPHS_IN_HESSIAN):
             self.__dict__.pop("_kept_maps", None)
             yield self._kept_gradient
             return
-        for part in self._parts(None, _GRAPHS_IN_HESSIAN):
+        for part in self._parts():
             yield self._gradient_graph(part)
 
     @cached_property
     def _kept_gradient(self) -> tuple[list[Tensor], tuple[Tensor, ...]]:
-        return self._gradient_graph(torch.arange(self.n))
+        return self._gradient_graph(self._all)
 
     def _gradient_graph(self, part: Tensor) -> tuple[list[Tensor], tuple[Tensor, ...]]:
         parameters, logits = self._graph(part)
-        labels = self.labels[part].to(self.device)
-        loss = nn.functional.cross_entropy(logits, labels, reduction="sum") / self.n
+        loss = _total_loss(logits, self.labels[part].to(self.device)) / self.n
         return parameters, torch.autograd.grad(
             loss, parameters, create_graph=True, materialize_grads=True
         )
@@ -404,47 +426,89 @@ class LossCurvature:
     @cached_property
     def _bytes_per_example(self) -> float:
         """What a forward pass saves for its backward pass, per example: the slope over 1 and 2."""
-        saved = [
-            _saved_bytes(lambda n=n: self._graph(torch.arange(n))) for n in (1, min(2, self.n))
-        ]
-        return max(saved[1] - saved[0], 1) if self.n > 1 else saved[0]
+        few = min(2, self.n)
+        saved = [_saved_bytes(lambda n=n: self._graph(self._all[:n])) for n in (1, few)]
+        return max(saved[1] - saved[0], 1) if few > 1 else saved[0]
 
-    def _chunk_size(self, graphs: int) -> int:
-        return max(1, int(self._bytes / (graphs * self._bytes_per_example)))
+    def _fits(self, graphs: int) -> bool:
+        """Whether so many graphs of all examples may be kept."""
+        return graphs * self._bytes_per_example * self.n <= _KEPT_SHARE * self._bytes
+
+    @property
+    def _pass_size(self) -> int:
+        """How many examples go through the network at a time."""
+        one = _GRAPHS_IN_PASS * self._bytes_per_example
+        return max(1, int(_PASS_SHARE * self._bytes / one))
 
     def _rows(self, label: int) -> slice:
         end = int(self.counts[: label + 1].sum())
         return slice(end - int(self.counts[label]), end)
 
-    def _parts(self, label: int | None, graphs: int) -> tuple[Tensor, ...]:
+    def _parts(self, label: int | None = None) -> tuple[Tensor, ...]:
         """Return the rows of a class, or all, in chunks that fit in memory."""
-        rows = torch.arange(self.n)
-        return (rows if label is None else rows[self._rows(label)]).split(self._chunk_size(graphs))
+        if label is not None and not (label in range(self.classes) and self.counts[label]):
+            known = torch.nonzero(self.counts).flatten().tolist()
+            raise ValueError(f"label is {label!r}, but one of {known} is needed")
+        rows = self._all if label is None else self._all[self._rows(label)]
+        return rows.split(self._pass_size)
+
+    def _checked_rows(self, rows: Tensor | None) -> Tensor:
+        if rows is None:
+            return self._all
+        if not isinstance(rows, Tensor) or rows.dtype != torch.int64 or rows.ndim != 1:
+            raise TypeError("rows must be a vector of positions, a tensor of dtype int64")
+        if len(rows) == 0 or int(rows.min()) < 0 or int(rows.max()) >= self.n:
+            raise ValueError(
+                f"rows has {len(rows)} positions, but at least one, all from 0 to {self.n - 1}, "
+                "is needed"
+            )
+        return rows.cpu()
 
     def _checked_logits(self) -> Tensor:
-        logits = []
+        chunks = self._all.split(256)
         with torch.no_grad():
-            for part in torch.arange(self.n).split(256):
-                logits.append(self._model(self._inputs[part].to(self.device)))
-            again = self._model(self._inputs[:256].to(self.device))
-        if logits[0].ndim != 2 or len(logits[0]) != min(256, self.n) or logits[0].shape[1] < 2:
-            raise ValueError(
-                f"the model returns shape {tuple(logits[0].shape)} for {min(256, self.n)} inputs, "
-                "but one row of at least 2 logits for each is needed"
-            )
-        joined = torch.cat(logits)
-        bad = int((~torch.isfinite(joined)).any(1).sum())
+            logits = torch.cat([self._called(part) for part in chunks])
+            again, half = (self._called(chunks[0][: -(-len(chunks[0]) // k)]) for k in (1, 2))
+        bad = int((~torch.isfinite(logits)).any(1).sum())
         if bad:
             raise ValueError(
                 f"{bad} of {self.n} examples have NaN or infinite logits; remove them, or train "
                 "with a smaller learning rate"
             )
-        if not torch.equal(again, logits[0]):
+        tolerance = torch.finfo(self.dtype).eps ** 0.5 * float(logits.abs().max())
+        if (again - logits[: len(again)]).abs().max() > tolerance:
             raise ValueError(
                 "the model gives other logits when it is called again: some dropout or noise is "
                 "active; switch it off"
             )
-        return joined
+        if (half - logits[: len(half)]).abs().max() > tolerance:
+            raise ValueError(
+                "the model gives other logits for an example when others of its batch are left "
+                "out: a layer uses the statistics of the batch; use stored ones, as batch norm "
+                "does in evaluation mode"
+            )
+        return logits
+
+    def _called(self, part: Tensor) -> Tensor:
+        """Return the model's logits, after a look at what they are."""
+        with _differentiable_attention():
+            logits = self._model(self._inputs[part].to(self.device))
+        if not isinstance(logits, Tensor):
+            raise TypeError(
+                f"the model returns a {type(logits).__name__}, but a tensor of logits is needed; "
+                "wrap it in a module whose forward returns the logits alone"
+            )
+        if logits.ndim != 2 or len(logits) != len(part) or logits.shape[1] < 2:
+            raise ValueError(
+                f"the model returns shape {tuple(logits.shape)} for {len(part)} inputs, but one "
+                "row of at least 2 logits for each is needed"
+            )
+        if logits.dtype != self.dtype:
+            raise TypeError(
+                f"the model returns logits of dtype {logits.dtype}, but its parameters have "
+                f"{self.dtype}; remove the conversion"
+            )
+        return logits
 
     def _check_classes(self) -> None:
         absent = torch.nonzero(self.counts == 0).flatten().tolist()
@@ -463,6 +527,36 @@ class LossCurvature:
             )
 
 
+# --- softmax, without loss of digits where a probability is nearly 1 -----------------------------
+
+
+def _others(p: Tensor) -> Tensor:
+    """Return sum_{j != k} p_j, n x C: for probabilities 1 - p_k, exact near p_k = 1, too."""
+    return p @ (1 - torch.eye(p.shape[1], dtype=p.dtype, device=p.device))
+
+
+def _units_minus(p: Tensor) -> Tensor:
+    """Return e_c' - p by logit c', then example, then coordinate, C x n x C."""
+    vectors = -p.repeat(p.shape[1], 1, 1)
+    vectors.diagonal(dim1=0, dim2=2).copy_(_others(p))
+    return vectors
+
+
+def _minus_mean(values: Tensor, p: Tensor) -> Tensor:
+    """Return values - sum_k p_k values_k over the last dimension, of ... x n x C."""
+    # Relative to the likeliest logit, whose own term would otherwise cancel all but rounding.
+    top = p.argmax(1, keepdim=True).expand(*values.shape[:-1], 1)
+    values = values - values.gather(-1, top)
+    return values - (p * values).sum(-1, keepdim=True)
+
+
+def _total_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the sum of the cross-entropies, log(1 + sum_{k != c} exp(z_k - z_c))."""
+    own = labels[:, None]
+    margins = logits.scatter(1, own, -torch.inf).logsumexp(1) - logits.gather(1, own)[:, 0]
+    return nn.functional.softplus(margins, threshold=50).sum()
+
+
 # --- what is checked before anything is computed ------------------------------------------------
 
 
@@ -470,14 +564,14 @@ def _check_mode(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}, but a torch.nn.Module is needed")
     for name, module in model.named_modules():
-        if module.training and not isinstance(module, _DROPOUT | _BATCH_NORM) and name:
-            continue  # a container's own flag changes nothing unless a layer reads it
+        # Containers too: a module of the user's own may read its flag, and model.eval() sets all.
         if module.training:
-            why = {
-                isinstance(module, _DROPOUT): "dropout is active",
-                isinstance(module, _BATCH_NORM): "batch norm would update its statistics",
-            }.get(True, "layers would behave as in training")
-            where = f"its layer {name!r}" if name else "the model"
+            why = "layers would behave as in training"
+            if isinstance(module, _DROPOUT):
+                why = "dropout is active"
+            elif isinstance(module, _BATCH_NORM):
+                why = "batch norm would update its statistics"
+            where = f"the model's module {name!r}" if name else "the model"
             raise ValueError(f"{where} is in train mode: {why}; call model.eval() first")
         if isinstance(module, _BATCH_NORM) and module.running_mean is None:
             raise ValueError(
@@ -491,6 +585,8 @@ def _chosen_parameters(model: nn.Module, names: Sequence[str] | None) -> dict[st
     known = dict(model.named_parameters())
     if not known:
         raise ValueError("the model has no parameters")
+    if isinstance(names, str):
+        raise TypeError(f"parameters is {names!r}, but a list of names is needed: [{names!r}]")
     unknown = [name for name in names or () if name not in known]
     if unknown:
         raise ValueError(f"parameters has {unknown[0]!r}, but the model has {', '.join(known)}")
@@ -501,52 +597,84 @@ def _chosen_parameters(model: nn.Module, names: Sequence[str] | None) -> dict[st
                 f"{len(frozen)} parameters have no gradient (requires_grad=False), {frozen[0]!r} "
                 "first; call requires_grad_() on them, or name those wanted in parameters="
             )
-    chosen = known if names is None else {k: p for k, p in known.items() if k in set(names)}
+    chosen = {name: p for name, p in known.items() if names is None or name in names}
     if not chosen:
         raise ValueError("parameters is empty; name at least one, or leave it out for all")
-    dtypes = {p.dtype for p in chosen.values()}
+    dtypes = {p.dtype for p in known.values()}
     if len(dtypes) > 1 or not dtypes <= {torch.float32, torch.float64}:
         raise TypeError(
-            f"parameters have dtype {', '.join(map(str, dtypes))}, but all float64 or all float32 "
-            "is needed; call model.double()"
+            f"the model's parameters have dtype {', '.join(sorted(map(str, dtypes)))}, but all "
+            "float64 or all float32 is needed; call model.double()"
+        )
+    devices = {str(p.device) for p in known.values()}
+    if len(devices) > 1:
+        raise ValueError(
+            f"the model's parameters lie on {', '.join(sorted(devices))}, but one device is "
+            "needed; call model.to(device)"
         )
     return {name: p.detach() for name, p in chosen.items()}
 
 
 def _gathered(data: Any) -> tuple[Tensor, Tensor]:
     """Return all inputs and labels, of one pair or of an iterable of batches."""
+    wanted = "a pair (inputs, labels) of tensors, or batches of such pairs, are needed"
     if isinstance(data, Tensor | str) or not isinstance(data, Iterable):
-        raise TypeError(
-            f"data is a {type(data).__name__}, but a pair (inputs, labels), or batches of such "
-            "pairs, are needed"
-        )
+        raise TypeError(f"data is a {type(data).__name__}, but {wanted}")
     pair = isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[0], Tensor)
-    batches = [tuple(data)] if pair else [tuple(batch) for batch in data]
-    if not batches or sum(len(batch[0]) for batch in batches) == 0:
+    batches = [tuple(data)] if pair else []
+    for batch in () if pair else data:
+        if not isinstance(batch, tuple | list):
+            raise TypeError(f"data gives a {type(batch).__name__}, but {wanted}")
+        batches.append(tuple(batch))
+    for batch in batches:
+        kinds = [type(piece).__name__ for piece in batch]
+        if len(batch) != 2 or not all(isinstance(piece, Tensor) for piece in batch):
+            raise TypeError(f"data gives ({', '.join(kinds)}), but {wanted}; use a DataLoader")
+        _check_batch(*batch)
+    if sum(len(labels) for _, labels in batches) == 0:
         raise ValueError("data has no examples: the loader, or the tensor, is empty")
-    inputs, labels = (torch.cat([batch[k] for batch in batches]) for k in (0, 1))
-    if labels.ndim != 1 or len(labels) != len(inputs):
+    shapes = {tuple(inputs.shape[1:]) for inputs, _ in batches}
+    if len(shapes) > 1:
         raise ValueError(
-            f"labels have shape {tuple(labels.shape)}, but one for each of {len(inputs)} inputs is "
-            "needed"
+            f"inputs of different batches have shapes {' and '.join(map(str, shapes))} each, but "
+            "one shape is needed; pad or crop them"
         )
-    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise TypeError(f"labels have dtype {labels.dtype}, but integers are needed; use y.long()")
+    inputs, labels = (torch.cat(pieces) for pieces in zip(*batches))
     return inputs, labels.long().cpu()
 
 
-def _flatten(pieces: Iterable[Tensor]) -> Tensor:
-    return torch.cat([piece.reshape(-1) for piece in pieces])
+def _check_batch(inputs: Tensor, labels: Tensor) -> None:
+    if labels.ndim != 1 or inputs.ndim < 1 or len(labels) != len(inputs):
+        raise ValueError(
+            f"labels have shape {tuple(labels.shape)} and inputs {tuple(inputs.shape)}, but one "
+            "label for each input is needed"
+        )
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise TypeError(f"labels have dtype {labels.dtype}, but integers are needed; use y.long()")
+
+
+@contextmanager
+def _differentiable_attention() -> Iterator[None]:
+    """Let attention be computed by formulas that can be differentiated forward and twice."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
 
 
 def _saved_bytes(forward: Callable[[], Any]) -> int:
-    total = 0
+    """Return the bytes that autograd saves, counting tensors that share memory once."""
+    storages = {}
 
-    def count(tensor: Tensor) -> Tensor:
-        nonlocal total
-        total += tensor.numel() * tensor.element_size()
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        storages[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-        forward()
-    return total
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        graph = forward()  # kept, so that no memory is counted that was given back and taken again
+    del graph
+    return sum(storages.values())

@@ -76,7 +76,11 @@ class ThreeLevels:
     @property
     def centres(self) -> Tensor:
         """Class centres delta_c = Ave_{c' != c} delta_{c,c'}, C x P; needs the means."""
-        return self._needed_means().mul(self._off_diagonal()).sum(1) / (self.classes - 1)
+        means = self._needed_means()
+        c = self.classes
+        others = 1 - torch.eye(c, dtype=means.dtype, device=means.device)
+        # A product, since a masked copy of the means would need their memory once more.
+        return torch.bmm(others[:, None] / (c - 1), means)[:, 0]
 
     @property
     def centre_gram(self) -> Tensor:
@@ -158,10 +162,11 @@ class ThreeLevels:
 
         The directions are the C(C-1) group means with c' != c at unit length. Their total sum of
         squares about the grand mean is compared with that of the means over all of one class c, and
-        of the means over all of one logit c'.
+        of the means over all of one logit c'. Since c' = c is left out, the shares overlap: if the
+        class alone decides, the logit explains 1 / (C-1)^2 by way of it, and the other way round.
 
         Returns:
-            (by class, by logit), from 0 to 1.
+            (by class, by logit), from 0 to 1; NaN if all directions are the same.
 
         Source: after Papyan 2019, Figure 5.
 
@@ -170,12 +175,14 @@ class ThreeLevels:
             >>> for c in range(3):
             ...     means[c, :, c] = 1
             >>> ThreeLevels.of(means, torch.ones(3, dtype=torch.int64)).organisation()
-            (1.0, 0.0)
+            (1.0, 0.25)
         """
         c, cosines = self.classes, self.cosines
         first, second = torch.nonzero(~torch.eye(c, dtype=torch.bool)).T
         correction = cosines.mean()
         total = cosines.diagonal().mean() - correction
+        if total <= 1e-12:
+            return float("nan"), float("nan")
         shares = []
         for factor in (first, second):
             means = torch.nn.functional.one_hot(factor, c).double().T / (c - 1)
@@ -192,10 +199,6 @@ class ThreeLevels:
         return SymmetricOperator(
             rows.shape[1], rows.dtype, rows.device, lambda v: (v @ rows.T) @ factor @ rows
         )
-
-    def _off_diagonal(self) -> Tensor:
-        means = self._needed_means()
-        return (1 - torch.eye(self.classes, dtype=means.dtype, device=means.device))[:, :, None]
 
     def _needed_means(self) -> Tensor:
         if self.means is None:
@@ -301,7 +304,7 @@ def evenness(curvature: LossCurvature, means: Tensor) -> Tensor:
     rows = []
     for label in range(curvature.classes):
         # For logit c' only the product with its own group's mean is wanted.
-        along = curvature.derivatives_along(means[label], label).double()
+        along = curvature.derivatives_along(means[label], label).cpu().double()
         own = along.diagonal(dim1=0, dim2=2)
         rows.append(own.mean(0) ** 2 / (own**2).mean(0))
     return torch.stack(rows)
@@ -311,6 +314,6 @@ def _gram(rows: Tensor, block: int = 1 << 16) -> Tensor:
     """Return rows @ rows.T, summed in float64 over blocks of columns."""
     total = torch.zeros(len(rows), len(rows), dtype=torch.float64)
     for columns in rows.split(block, dim=1):
-        wide = columns.double().cpu()
+        wide = columns.cpu().double()
         total += wide @ wide.T
     return total
