@@ -102,7 +102,9 @@ def summaries(table: pd.DataFrame) -> pd.DataFrame:
         table: One row a network.
     """
     added = pd.DataFrame([summary(row) for row in table.to_dict("records")], index=table.index)
-    return table.assign(**added, train_accuracy=1 - table["train_error"])
+    added["train_accuracy"] = 1 - table["train_error"]
+    # In one piece: columns added one by one scatter a wide table in memory, of which pandas warns.
+    return pd.concat([table, added], axis=1)
 
 
 def rank_correlation(x: pd.Series, y: pd.Series) -> float:
