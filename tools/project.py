@@ -29,6 +29,20 @@ import time
 OLDEST = (3, 11)
 TESTED = ((3, 11), (3, 13))
 NEEDED_GB = 3
+# What tests and benchmarks compare with, and all that it imports beside the environment's own
+# packages. Left to itself it would bring another torch, and torchvision, which does not import
+# beside the pinned one: hence without dependencies, and into a folder of its own, since torch
+# contracts in another order as soon as it finds opt-einsum beside it.
+PEERS = (
+    "backpack-for-pytorch==1.7.1",
+    "curvlinops-for-pytorch==3.0.1",
+    "einconv==0.1.0",
+    "einops==0.8.2",
+    "hessian-eigenthings==1.0.0a5",
+    "linear-operator==0.6.1",
+    "opt-einsum==3.4.0",
+    "PyHessian==0.1",
+)
 # On Linux the installer takes torch for GPUs unless it is told where the small build lies.
 NEEDED_WITH_GPU_GB = 8
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -177,6 +191,31 @@ def make_environment(extras):
     print(f"Environment: ready after {time.time() - start:.0f} s", flush=True)
 
 
+def peers_folder():
+    """Return the folder of the packages that are compared with, for the path of one process."""
+    return os.path.join(VENV, "peers")
+
+
+def add_peers():
+    """Put the packages that are compared with beside the environment; quick when they are there.
+
+    Raises:
+        Stop: They cannot be installed; the message says what to do.
+    """
+    folder, wanted = peers_folder(), environment_key() + " " + " ".join(PEERS)
+    stamp = os.path.join(folder, "complete.txt")
+    if os.path.exists(stamp):
+        with open(stamp, encoding="utf8") as handle:
+            if handle.read() == wanted:
+                return
+    print("Environment: installing what is compared with", flush=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    _pip("--no-deps", "--target", folder, *PEERS)
+    os.makedirs(folder, exist_ok=True)
+    with open(stamp, "w", encoding="utf8") as handle:
+        handle.write(wanted)
+
+
 def _create_venv(python_before):
     # A kill while packages are written leaves halves that pip takes for whole ones. The mark
     # tells such a folder from one that somebody else made, which is completed, never removed.
@@ -253,12 +292,14 @@ def book():
 def test(arguments):
     """Make the environment with what tests need, run them; return the exit status."""
     make_environment(["book", "test"])
+    add_peers()
     return run_in_environment("-m", "pytest", *arguments)
 
 
 def bench(arguments):
     """Make the environment and run the benchmarks; return the exit status."""
     make_environment(["book"])
+    add_peers()
     return run_in_environment(os.path.join("benchmarks", "run.py"), *arguments)
 
 
@@ -302,7 +343,7 @@ def main(argv=None):
     if more and args.command not in ("test", "bench"):
         parser.error("unknown arguments: " + " ".join(more))
     commands = {
-        "env": lambda: make_environment(["book", "test"]),
+        "env": lambda: make_environment(["book", "test"]) or add_peers(),
         "book": book,
         "test": lambda: test(more),
         "bench": lambda: bench(more),

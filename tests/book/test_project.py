@@ -122,6 +122,20 @@ def test_environment_is_made_once(elsewhere, commands, capsys):
     assert "up to date" in capsys.readouterr().out
 
 
+def test_peers_are_added_without_dependencies_and_once(elsewhere, commands):
+    assert project.main(["env"]) == 0
+    (command,) = [command for command in commands if "--target" in command]
+    assert "--no-deps" in command
+    assert command[command.index("--target") + 1] == project.peers_folder()
+    assert all("==" in package for package in project.PEERS)
+    os.remove(os.path.join(project.peers_folder(), "complete.txt"))
+    commands.clear()
+    project.add_peers()
+    assert len(commands) == 1
+    project.add_peers()
+    assert len(commands) == 1
+
+
 def test_environment_follows_its_lists(elsewhere, commands):
     project.make_environment(["book"])
     commands.clear()
