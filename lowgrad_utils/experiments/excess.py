@@ -11,15 +11,18 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import torch
 from scipy.optimize import brentq
 from torch import Tensor
 
 from lowgrad_utils import checks, classifiers, datasets, trained_networks
-from lowgrad_utils.curvature import LossCurvature
+from lowgrad_utils.curvature import LossCurvature, SymmetricOperator
 from lowgrad_utils.eigensolvers import orthonormal_columns, top_eigenpairs
 from lowgrad_utils.experiments import hessian_sweep
 from lowgrad_utils.random_matrices import wishart_spike
+from lowgrad_utils.rates import Interval, mean_interval
 from lowgrad_utils.three_levels import ThreeLevels, evenness, three_levels
 
 Cell = dict[str, Any]
@@ -353,6 +356,11 @@ class GaussianClasses:
         groups = [self.sizes[self.labels == c] for c in range(len(self.spikes))]
         return torch.stack([s.mean(0) ** 2 / s.square().mean(0) for s in groups])
 
+    @property
+    def measured_evenness(self) -> Tensor:
+        """Evenness of each group along its mean, as one would measure it in a network, C x C."""
+        return evenness_of(self.derivatives, self.labels, _means(self.derivatives, self.labels))
+
 
 def gaussian_classes(
     size: int,
@@ -416,6 +424,7 @@ def gaussian_outliers(classes: GaussianClasses, count: int) -> dict[str, Tensor]
     - ``isotropic``: theta_k plus a Wishart matrix of N - C^2 columns (``wishart_spike``).
     - ``population``: (x + 1)(x + g) / x, which is the same law from the true means.
     - ``sizes``: the same from x E s^2 in place of x, with the sizes that were drawn.
+    - ``rescaled``: of the sample's means rescaled by their evenness, and no theory.
 
     Args:
         classes: The sample.
@@ -440,7 +449,73 @@ def gaussian_outliers(classes: GaussianClasses, count: int) -> dict[str, Tensor]
         ),
         "population": law(classes.spikes),
         "sizes": law(classes.spikes * squares),
+        "rescaled": rescaled_eigenvalues(levels, classes.measured_evenness)[:count],
     }
+
+
+#: Spikes of three Gaussian classes, as multiples of the threshold sqrt(P / N): six are above it.
+MULTIPLES = (16.0, 8.0, 5.0, 3.0, 2.0, 1.5, 0.6, 0.3, 0.0)
+
+
+def gaussian_errors(
+    size: int, *, ratio: float, evenness: float = 1.0, seed: int | torch.Generator
+) -> dict[str, Tensor]:
+    """Return predictions over measured eigenvalues of Gaussian classes, less 1, for six outliers.
+
+    Args:
+        size: P.
+        ratio: P / N, about: examples are whole.
+        evenness: Of the sizes.
+        seed: Of the sample.
+
+    Returns:
+        As ``gaussian_outliers`` names them; and, of ``isotropic``, ``excess``: the predicted excess
+        over the measured one, less 1.
+
+    Example:
+        >>> errors = gaussian_errors(100, ratio=0.5, seed=0)
+        >>> bool((errors["means"] < 0).all()), errors["isotropic"].abs().median().item() < 0.05
+        (True, True)
+    """
+    c = math.isqrt(len(MULTIPLES))
+    per_class = round(
+        checks.positive_integer("size", size) / checks.positive("ratio", ratio) / c**2
+    )
+    spikes = torch.tensor(MULTIPLES, dtype=torch.float64) * math.sqrt(ratio)
+    classes = gaussian_classes(size, per_class, spikes, evenness=evenness, seed=seed)
+    found = gaussian_outliers(classes, sum(multiple > 1 for multiple in MULTIPLES))
+    measured, means = found.pop("measured"), found["means"]
+    errors = {name: values / measured - 1 for name, values in found.items()}
+    errors["excess"] = (found["isotropic"] - means) / (measured - means) - 1
+    return errors
+
+
+def single_spike(
+    multiple: float,
+    *,
+    size: int,
+    ratio: float = 0.5,
+    evenness: float = 1.0,
+    seed: int | torch.Generator,
+) -> dict[str, float]:
+    """Return the largest eigenvalue of G for Gaussian classes with one spike, and its laws.
+
+    Args:
+        multiple: The spike over its threshold sqrt(P / N).
+        size: P.
+        ratio: P / N, about.
+        evenness: Of the sizes.
+        seed: Of the sample.
+
+    Returns:
+        As ``gaussian_outliers`` names them, and ``edge``, that of the bulk.
+    """
+    spikes = torch.zeros(len(MULTIPLES), dtype=torch.float64)
+    spikes[0] = multiple * math.sqrt(checks.positive("ratio", ratio))
+    per_class = round(size / ratio / len(MULTIPLES))
+    classes = gaussian_classes(size, per_class, spikes, evenness=evenness, seed=seed)
+    found = {name: float(v[0]) for name, v in gaussian_outliers(classes, 1).items()}
+    return {**found, "edge": (1 + math.sqrt(classes.ratio)) ** 2}
 
 
 def top_of_second_moment(derivatives: Tensor, count: int) -> Tensor:
@@ -618,10 +693,10 @@ def network_predictions(
     theta = levels.eigenvalues("G1+2")
     images = full @ u[:, :k] - u[:, :k] * theta[:k].to(u)
     basis = orthonormal_columns(torch.cat([u.T, images.T, top.vectors.T.to(u), levels.centres]))
-    means, whole = restricted(curvature, basis)
+    means, whole = restricted(full, levels, basis)
     split = Split.of(means, whole - means)
     inner = basis.T.double()
-    total = float(split.rest.sum()) + trace_within(curvature, basis=basis, seed=seed)
+    total = float(split.rest.sum()) + trace_within(full, levels, basis=basis, seed=seed)
     mean, along = total / curvature.size, split.couplings.diagonal()
     centre_basis = orthonormal_columns(levels.centres)
     vectors = {
@@ -665,28 +740,35 @@ def network_cells() -> list[Cell]:
     return [{"network": f"{dataset}-{network}", "seed": 0} for network, dataset in names]
 
 
-def restricted(curvature: LossCurvature, basis: Tensor) -> tuple[Tensor, Tensor]:
-    """Return Q^T M Q and Q^T G Q, K x K in float64, M = G1+2, from the products <delta, q_k>.
+def restricted(
+    full: SymmetricOperator, levels: ThreeLevels, columns: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return Q^T M Q and Q^T G Q, K x K in float64, M = G1+2.
 
     Args:
-        curvature: The classifier on its data.
-        basis: Q, P x K.
+        full: G.
+        levels: Its group means.
+        columns: Q, P x K.
     """
-    along = curvature.derivatives_along(basis.T).double()
-    groups = [along[:, curvature.labels == c].mean(1) for c in range(curvature.classes)]
-    weights = (curvature.counts.double() / curvature.n).sqrt()
-    factor = torch.cat([w * group for w, group in zip(weights, groups)], 1)
-    flat = along.flatten(1)
-    return factor @ factor.T, flat @ flat.T / curvature.n
+    groups = (levels.means.flatten(0, 1) @ columns).double()
+    weights = levels.weights.repeat_interleave(levels.classes)
+    whole = (columns.T @ (full @ columns)).double()
+    return groups.T @ (weights[:, None] * groups), (whole + whole.T) / 2
 
 
 def trace_within(
-    curvature: LossCurvature, *, basis: Tensor, probes: int = 6, seed: int | torch.Generator = 0
+    full: SymmetricOperator,
+    levels: ThreeLevels,
+    *,
+    basis: Tensor,
+    probes: int = 6,
+    seed: int | torch.Generator = 0,
 ) -> float:
     """Estimate tr B, B = G3, outside the span of some orthonormal vectors.
 
     Args:
-        curvature: The classifier on its data.
+        full: G.
+        levels: Its group means.
         basis: P x K with orthonormal columns; the more of B they hold, the better the estimate.
         probes: Number of Gaussian vectors.
         seed: Seed, or generator, of the probes.
@@ -695,9 +777,77 @@ def trace_within(
     """
     stream = checks.random_stream(seed, "trace")
     count = checks.positive_integer("probes", probes)
-    z = torch.randn(curvature.size, count, generator=stream, dtype=torch.float64).to(basis)
-    means, whole = restricted(curvature, z - basis @ (basis.T @ z))
+    z = torch.randn(full.size, count, generator=stream, dtype=torch.float64).to(basis)
+    means, whole = restricted(full, levels, z - basis @ (basis.T @ z))
     return float((whole - means).trace()) / count
+
+
+# --- reading the stored tables -------------------------------------------------------------------
+
+
+def columns(frame: pd.DataFrame, name: str) -> np.ndarray:
+    """Return what a table holds under ``name_1`` to ``name_9``, one row a network.
+
+    Args:
+        frame: A table of ``predictions`` or ``network_predictions``.
+        name: As there.
+    """
+    return frame[[f"{name}_{k + 1}" for k in range(OUTLIERS)]].to_numpy(dtype=float)
+
+
+def predicted_excess(frame: pd.DataFrame, name: str) -> np.ndarray:
+    """Return predicted over measured excess over G1+2, one row a network, one column an outlier.
+
+    Args:
+        frame: As for ``columns``.
+        name: The prediction.
+    """
+    theta, measured = columns(frame, "means"), columns(frame, "G")
+    return (columns(frame, name) - theta) / (measured - theta)
+
+
+def explained(frame: pd.DataFrame, name: str) -> Interval:
+    """Return the mean over networks of the median predicted share of the excess, with its interval.
+
+    Args:
+        frame: As for ``columns``, at least two networks.
+        name: The prediction.
+    """
+    return mean_interval(np.median(predicted_excess(frame, name), 1))
+
+
+def relative_errors(frame: pd.DataFrame, values: np.ndarray) -> list[float]:
+    """Return the median and the 90 % quantile of |value / lambda - 1|.
+
+    Args:
+        frame: As for ``columns``.
+        values: Predicted eigenvalues, one row a network; NaN where one does not count.
+    """
+    wrong = np.abs(values / columns(frame, "G") - 1)
+    return [float(np.nanmedian(wrong)), float(np.nanquantile(wrong, 0.9))]
+
+
+def secular_errors(split: Split) -> dict[str, tuple[float, int]]:
+    """Return how far roots of secular equations are from G's eigenvalues above b_1.
+
+    Args:
+        split: M and B.
+
+    Returns:
+        ``all``, of the exact equation, and ``each``, of every spike by itself: the largest
+        relative distance, and how many eigenvalues have no root.
+    """
+    edge = float(split.rest[0]) * (1 + 1e-7)
+    measured = split.eigenvalues()
+    measured = measured[measured > edge]
+    alone = split.single_roots(min(len(measured), len(split.theta)))
+    found = {"all": split.roots(), "each": alone.sort(descending=True).values}
+    result = {}
+    for name, values in found.items():
+        roots = values[values > edge]
+        distance = (roots / measured[: len(roots)] - 1).abs()
+        result[name] = (float(distance.max()) if len(roots) else 0.0, len(measured) - len(roots))
+    return result
 
 
 def _by_overlaps(split: Split) -> dict[str, Tensor]:
