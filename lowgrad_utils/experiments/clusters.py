@@ -7,6 +7,7 @@ shipped networks.
 import hashlib
 import io
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from lowgrad_utils import checks, classifiers, datasets, trained_networks
 from lowgrad_utils.curvature import LossCurvature
+from lowgrad_utils.sweeps import grid
 from lowgrad_utils.three_levels import ThreeLevels, three_levels
 
 
@@ -298,6 +300,55 @@ def folder_levels(
             "logit for each is needed"
         )
     return three_levels(curvature), names
+
+
+# --- over sample sizes ----------------------------------------------------------------------------
+
+
+def size_cell(
+    dataset: str, network: str, per_class: int, *, size: int = 16, steps: int = 250, seed: int = 0
+) -> dict[str, float]:
+    """Train one narrow network and return ``cluster_numbers``, how well it fits, and lengths.
+
+    Width 1/16, batches of equal size of at most 128 (batch norm would take its statistics from a
+    last batch of two), learning rate 0.05, weight decay 5e-4. ``own_length`` is the mean of
+    |delta_{c,c}|, ``other_length`` that of
+    |delta_{c,c'}|.
+
+    Args:
+        dataset: ``mnist``, ``fashion_mnist`` or ``cifar10``.
+        network: A name of ``classifiers.NETWORKS``.
+        per_class: Images of each class.
+        size: Height and width of the images.
+        steps: Steps of the training.
+        seed: Chooses images, weights and batches.
+    """
+    x, labels = datasets.load(dataset).images(per_class=per_class, size=size, seed=seed)
+    model = classifiers.build(network, channels=x.shape[1], width=1 / 16, size=size, seed=seed)
+    batch = math.ceil(len(x) / math.ceil(len(x) / 128))
+    classifiers.fit(
+        model, x, labels, steps=steps, lr=0.05, batch_size=batch, seed=seed, progress=False
+    )
+    levels = three_levels(LossCurvature(model, (x, labels)))
+    result = classifiers.evaluate(model, x, labels)
+    off = ~torch.eye(levels.classes, dtype=torch.bool)
+    return {
+        "accuracy": result.accuracy,
+        "probability": result.mean_probability,
+        **cluster_numbers(levels),
+        "own_length": float(levels.lengths.diagonal().mean()),
+        "other_length": float(levels.lengths[off].mean()),
+    }
+
+
+def size_cells() -> tuple[dict, ...]:
+    """Return the cells of the stored grid, cheapest first."""
+    sets = ["mnist", "fashion_mnist", "cifar10"]
+    cells = []
+    for per_class, seeds in ((13, [0, 1]), (100, [0, 1]), (263, [0])):
+        cells += grid(network=["vgg11"], dataset=sets, per_class=[per_class], seed=seeds)
+    cells += grid(network=["vgg11"], dataset=sets[:2], per_class=[702], seed=[0])
+    return tuple(cells)
 
 
 # --- the shipped networks -------------------------------------------------------------------------

@@ -18,10 +18,7 @@ from lowgrad_utils.three_levels import ThreeLevels, three_levels
 Cell = dict[str, Any]
 
 #: Epochs that a cell measures; closer at first, where the fit happens.
-EPOCHS = (0, 1, 2, 3, 4, 6, 8, 11, 15, 20, 30, 60)
-
-#: Mean probabilities of the true class to which the trained network is heated.
-HEATED = (0.3, 0.5, 0.7, 0.9)
+EPOCHS = (0, 2, 3, 4, 6, 8, 11, 15, 22, 60)
 
 
 # --- the closed-form toy --------------------------------------------------------------------------
@@ -183,14 +180,15 @@ def pieces(model: nn.Module, data: tuple[Tensor, Tensor]) -> tuple[Tensor, Tenso
 def product_gram(gram: Tensor) -> Tensor:
     """Return the Gram matrix of the toy nearest to a network's: a feature for each class.
 
-    <J_{c,k}, J_{d,l}> = delta_kl H_cd up to the centring, H_cd the mean over the logits k = l.
+    <J_{c,k}, J_{d,l}> = (delta_kl - 1/C) H_cd, with H_cd = sum_k <J_{c,k}, J_{d,k}> / (C - 1).
 
     Args:
         gram: See ``jacobian_gram``.
     """
     classes = len(gram)
     centring = torch.eye(classes, dtype=gram.dtype) - 1 / classes
-    return torch.einsum("cd,kl->ckdl", torch.einsum("ckdk->cd", gram), centring)
+    products = torch.einsum("ckdk->cd", gram) / (classes - 1)
+    return torch.einsum("cd,kl->ckdl", products, centring)
 
 
 def class_cosine(gram: Tensor) -> float:
@@ -282,7 +280,7 @@ def checkpoints(
     *,
     per_class: int = 30,
     size: int = 16,
-    width: float = 1 / 8,
+    width: float = 1 / 16,
     epochs: Iterable[int] = EPOCHS,
     learning_rate: float = 0.05,
     shuffled: bool = False,
@@ -338,7 +336,7 @@ def epoch_numbers(model: nn.Module, data: tuple[Tensor, Tensor]) -> dict[str, fl
     - ``cosine``: ``class_cosine``; ``features``: mean cosine of two classes' mean features.
     - ``toy_class``, ``toy_logit``, ``crossing``: ``toy_organisation`` at ``weighted`` and
       ``cosine``, and ``toy_crossing``.
-    - ``means_share``: median over the C - 1 leading eigenvectors u of G_{1+2} of
+    - ``means_share``: mean over the 3 leading eigenvectors u of G_{1+2} of
       u^T G_{1+2} u / u^T G u; ``centre_share``: median of the eigenvalues' ratios G1 / G_{1+2}.
     - ``evenness``: median over c' != c of (E sqrt(p_ic'))^2 / E p_ic' within groups.
     - ``own_length``, ``other_length``: mean of |delta_{c,c}|, and of |delta_{c,c'}|.
@@ -356,9 +354,9 @@ def epoch_numbers(model: nn.Module, data: tuple[Tensor, Tensor]) -> dict[str, fl
     own = assembled(cotangents, gram).organisation()
     product = assembled(cotangents, product_gram(gram)).organisation()
     toy = toy_organisation(c, weighted, min(max(cosine, 0.0), 1.0))
-    leading = levels.eigenvectors("G1+2", c - 1)
+    leading = levels.eigenvectors("G1+2", 3)
     second = curvature.derivatives_along(leading.T).double().square().sum((1, 2)) / curvature.n
-    values = levels.eigenvalues("G1+2")[: c - 1]
+    values = levels.eigenvalues("G1+2")
     off = ~torch.eye(c, dtype=torch.bool)
     groups = [p[labels == label] for label in range(c)]
     even = torch.stack([q.sqrt().mean(0) ** 2 / q.mean(0) for q in groups])
@@ -377,8 +375,8 @@ def epoch_numbers(model: nn.Module, data: tuple[Tensor, Tensor]) -> dict[str, fl
         "toy_class": toy[0],
         "toy_logit": toy[1],
         "crossing": toy_crossing(c, min(max(cosine, 0.0), 1.0)),
-        "means_share": float((values / second).median()),
-        "centre_share": float((levels.eigenvalues("G1")[: c - 1] / values).median()),
+        "means_share": float((values[:3] / second).mean()),
+        "centre_share": float((levels.eigenvalues("G1") / values)[: c - 1].median()),
         "evenness": float(even[off].median()),
         "own_length": float(levels.lengths.diagonal().mean()),
         "other_length": float(levels.lengths[off].mean()),
@@ -399,11 +397,9 @@ def _feature_cosine(model: nn.Module, data: tuple[Tensor, Tensor]) -> float:
 def epoch_cell(**cell: Any) -> dict[str, float]:
     """Train one network and return ``epoch_numbers`` by epoch, names ending in ``_<epoch>``.
 
-    Besides: ``late_p_class``, ``late_p_logit``, the organisation of J_c^T v_{c,c'} with v of the last
-    and J of the first epoch, and ``late_features_...`` the other way round.
-    Of the network at the end: ``hot_class_<p>`` and ``hot_logit_<p>``, the organisation
-    when its logits are divided by the temperature that brings mean p_c down to p (NaN if p_c is
-    below p already); ``permuted_class``, ``permuted_logit``, by classes handed out at random.
+    Besides: ``late_p_class``, ``late_p_logit``, the organisation of J_c^T v_{c,c'} with v of the
+    last and J of the first epoch, and ``late_features_...`` the other way round.
+    ``permuted_class``, ``permuted_logit``: of the last epoch, by classes handed out at random.
 
     Args:
         **cell: Arguments of ``checkpoints``.
@@ -422,14 +418,6 @@ def epoch_cell(**cell: Any) -> dict[str, float]:
         by_class, by_logit = levels.organisation()
         numbers |= {f"{name}_class": by_class, f"{name}_logit": by_logit}
     x, labels = data
-    with torch.no_grad():
-        logits = model(x)
-    for p in HEATED:
-        hot = (math.nan, math.nan)
-        if p < values["probability"]:
-            heated = Heated(model, temperature_for(logits, labels, p)).eval()
-            hot = three_levels(LossCurvature(heated, data, memory=4)).organisation()
-        numbers |= {f"hot_class_{p}": hot[0], f"hot_logit_{p}": hot[1]}
     order = torch.randperm(len(labels), generator=checks.random_stream(cell["seed"], "permuted"))
     permuted = three_levels(LossCurvature(model, (x, labels[order]), memory=4)).organisation()
     return numbers | {"permuted_class": permuted[0], "permuted_logit": permuted[1]}
@@ -445,15 +433,13 @@ def epoch_cells() -> tuple[Cell, ...]:
     cells += [{**cell, **plain} for cell in grid(dataset=sets, network=["vgg11"], seed=range(3))]
     cells += [
         {**cell, **plain, "shuffled": True}
-        for cell in grid(dataset=sets, network=["vgg11"], seed=[0])
+        for cell in grid(dataset=["mnist", "cifar10"], network=["vgg11"], seed=[0])
     ]
     cells += [
         {**cell, "shuffled": False}
-        for cell in grid(
-            dataset=["mnist"], network=["vgg11"], seed=range(2), learning_rate=[0.01, 0.2]
-        )
+        for cell in grid(dataset=["mnist"], network=["vgg11"], seed=[0], learning_rate=[0.01, 0.2])
     ]
-    cells += [{**cell, **plain} for cell in grid(dataset=sets, network=["resnet18"], seed=range(2))]
+    cells += [{**cell, **plain} for cell in grid(dataset=sets, network=["resnet18"], seed=[0])]
     return tuple(cells)
 
 
