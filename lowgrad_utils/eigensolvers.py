@@ -1,11 +1,12 @@
 """Eigenvalues of matrices known by their products: the largest, projections, and the density."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from scipy.linalg import eigh_tridiagonal
-from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
+from scipy.sparse.linalg import ArpackError, ArpackNoConvergence, LinearOperator, eigsh
 from torch import Tensor
 
 from lowgrad_utils import checks
@@ -13,7 +14,7 @@ from lowgrad_utils.curvature import SymmetricOperator
 
 
 class ConvergenceError(RuntimeError):
-    """An eigensolver that ran out of steps."""
+    """An eigensolver that ran out of steps, or could not start."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,22 +43,30 @@ def top_eigenpairs(
     tolerance: float = 1e-6,
     products: int = 2000,
     residuals: bool = True,
+    copies: bool = False,
     seed: int | torch.Generator = 0,
 ) -> Eigenpairs:
     """Return the k largest eigenvalues of A and their eigenvectors, by ARPACK's Lanczos method.
 
+    From one starting vector an eigenvalue of multiplicity m may come back fewer than m times, and
+    smaller ones in place of the rest. Trained networks have simple eigenvalues; toys and symmetric
+    data may not: there use ``copies``, or a small operator's ``matrix()``.
+
     Args:
         operator: A.
         k: How many, less than P.
-        start: A vector (P), or rows whose directions are added with equal weight, to start from:
-            class centres make a good one. By default a random vector.
+        start: A vector (P), or rows in whose span to start, in a random direction: class centres
+            make a good one. By default a random vector.
         tolerance: Of the residuals, relative to the eigenvalue.
         products: Number of products after which to give up.
         residuals: Compute them, at the cost of k more products.
+        copies: Search what is left of A for further copies of multiple eigenvalues, which takes
+            some 20 products or more.
         seed: Seed of the random vector.
 
     Raises:
-        ValueError: If k is not below P, or ``start`` has the wrong length.
+        ValueError: If k is not below P, ``start`` has the wrong length, NaN or only zeros, or a
+            product with A is not finite.
         ConvergenceError: If not all k converged; says how many did.
 
     Example:
@@ -68,38 +77,76 @@ def top_eigenpairs(
     """
     k = checks.positive_integer("k", k)
     if k >= operator.size:
-        raise ValueError(f"k is {k}, but fewer than the {operator.size} eigenvalues are needed")
+        raise ValueError(
+            f"k is {k}, but a number below {operator.size}, the size of the matrix, is needed"
+        )
     checks.positive("tolerance", tolerance)
+    checks.positive_integer("products", products)
+    stream = checks.random_stream(seed, "eigenvectors")
+    first = _start(operator, start, stream)
+    values, vectors, used = _arpack(operator, k, first, tolerance, products)
+    while copies:
+        rest = _without(operator, values, vectors)
+        value, vector, more = _arpack(rest, 1, _start(operator, None, stream), tolerance, products)
+        used += more
+        if value[0] <= values[-1] + tolerance * abs(values[-1]):
+            break
+        order = torch.cat([values, value]).argsort(descending=True)[:k]
+        values = torch.cat([values, value])[order]
+        vectors = torch.cat([vectors, vector], 1)[:, order.to(operator.device)]
+    errors = None
+    if residuals:
+        errors = (operator @ vectors - vectors * values.to(vectors)).norm(dim=0).cpu()
+    return Eigenpairs(values, vectors, errors, used)
+
+
+def _arpack(
+    operator: SymmetricOperator, k: int, first: Tensor, tolerance: float, products: int
+) -> tuple[Tensor, Tensor, int]:
+    """Return k eigenvalues, falling, their eigenvectors, and the number of products."""
     counted = 0
 
     def product(vector: np.ndarray) -> np.ndarray:
         nonlocal counted
         counted += 1
         column = torch.from_numpy(np.ascontiguousarray(vector).reshape(-1))
-        return (operator @ column.to(operator.dtype)).cpu().numpy()
+        image = operator @ column.to(operator.dtype)
+        if not torch.isfinite(image.sum()):
+            raise ValueError(
+                "a product with A is not finite: its parameters or data have overflown"
+            )
+        return image.cpu().numpy()
 
     # ARPACK computes in the vectors' own precision.
-    dtype = np.float64 if operator.dtype == torch.float64 else np.float32
-    matrix = LinearOperator((operator.size, operator.size), matvec=product, dtype=dtype)
+    start = first.cpu().to(operator.dtype).numpy()
+    matrix = LinearOperator((operator.size, operator.size), matvec=product, dtype=start.dtype)
     subspace = min(operator.size, max(2 * k + 1, 20))
-    first = _start(operator, start, seed).cpu().numpy().astype(dtype)
-    restarts = max(1, checks.positive_integer("products", products) // subspace)
+    restarts = max(1, products // subspace)
     try:
         values, vectors = eigsh(
-            matrix, k, which="LA", v0=first, tol=tolerance, ncv=subspace, maxiter=restarts
+            matrix, k, which="LA", v0=start, tol=tolerance, ncv=subspace, maxiter=restarts
         )
     except ArpackNoConvergence as error:
         raise ConvergenceError(
             f"{len(error.eigenvalues)} of {k} eigenvalues converged to {tolerance:g} in {counted} "
             "products; allow more products, a larger tolerance, or ask for fewer eigenvalues"
         ) from error
+    except ArpackError as error:
+        raise ConvergenceError(f"ARPACK could not start: is A zero? It says: {error}") from error
     order = np.argsort(values)[::-1].copy()
-    values = torch.from_numpy(values[order])
     vectors = torch.from_numpy(vectors[:, order]).to(operator.device)
-    used, errors = counted, None
-    if residuals:
-        errors = (operator @ vectors - vectors * values.to(vectors)).norm(dim=0).cpu()
-    return Eigenpairs(values, vectors, errors, used)
+    return torch.from_numpy(values[order]), vectors, counted
+
+
+def _without(operator: SymmetricOperator, values: Tensor, vectors: Tensor) -> SymmetricOperator:
+    """Return A with these eigenvalues moved below all of themselves."""
+    shift = (values - values[-1] + values.abs().max()).to(vectors)
+    return SymmetricOperator(
+        operator.size,
+        operator.dtype,
+        operator.device,
+        lambda rows: operator.product(rows) - (rows @ vectors * shift) @ vectors.T,
+    )
 
 
 def rayleigh_ritz(operator: SymmetricOperator, basis: Tensor) -> Eigenpairs:
@@ -122,7 +169,7 @@ def rayleigh_ritz(operator: SymmetricOperator, basis: Tensor) -> Eigenpairs:
     """
     q = orthonormal_columns(checks.matrix("basis", basis, columns=operator.size))
     image = operator @ q
-    small = (q.T @ image).double()
+    small = (q.T @ image).cpu().double()
     values, rotation = torch.linalg.eigh((small + small.T) / 2)
     values, rotation = values.flip(0), rotation.flip(1).to(q)
     vectors = q @ rotation
@@ -149,9 +196,9 @@ def orthonormal_columns(rows: Tensor) -> Tensor:
     rows = rows[lengths > 0] / lengths[lengths > 0, None]
     if len(rows) == 0:
         raise ValueError("all rows are zero, so they span nothing; at least one other is needed")
-    values, vectors = torch.linalg.eigh((rows @ rows.T).double())
+    values, vectors = torch.linalg.eigh((rows @ rows.T).cpu().double())
     kept = values > len(rows) * 10 * torch.finfo(rows.dtype).eps * values[-1]
-    columns = rows.T @ (vectors[:, kept] / values[kept].sqrt()).to(rows.dtype)
+    columns = rows.T @ (vectors[:, kept] / values[kept].sqrt()).to(rows)
     # A second pass, since the Gram matrix squares the condition number.
     return torch.linalg.qr(columns).Q
 
@@ -173,10 +220,11 @@ class SpectralDensity:
     weights: Tensor
     size: int
 
-    def mean(self, function) -> tuple[float, float]:
-        """Return the estimate of tr f(A) / P and its standard error over the probes."""
+    def mean(self, function: Callable[[Tensor], Tensor]) -> tuple[float, float]:
+        """Return the estimate of tr f(A) / P and its standard error (NaN for a single probe)."""
         values = (self.weights * function(self.points)).sum(1)
-        return float(values.mean()), float(values.std() / len(values) ** 0.5)
+        error = float(values.std()) / len(values) ** 0.5 if len(values) > 1 else float("nan")
+        return float(values.mean()), error
 
     def smooth(self, at: Tensor, *, width: float, scale: str = "linear") -> Tensor:
         """Return the density at some points, each Ritz value widened to a Gaussian.
@@ -235,7 +283,7 @@ def spectral_density(
     steps = min(checks.positive_integer("steps", steps), operator.size)
     points, weights = [], []
     for _ in range(checks.positive_integer("probes", probes)):
-        probe = torch.randn(operator.size, generator=stream, dtype=torch.float64)
+        probe = torch.randn(operator.size, generator=stream, dtype=torch.float64, device="cpu")
         diagonal, beside = _lanczos(operator, probe.to(operator.device, operator.dtype), steps)
         values, vectors = eigh_tridiagonal(diagonal, beside)
         # A probe that ended early gets points of no weight, so that all have the same number.
@@ -267,9 +315,16 @@ def _lanczos(operator: SymmetricOperator, probe: Tensor, steps: int) -> tuple[li
     return diagonal, beside
 
 
-def _start(operator: SymmetricOperator, start: Tensor | None, seed) -> Tensor:
+def _start(operator: SymmetricOperator, start: Tensor | None, stream: torch.Generator) -> Tensor:
+    """Return a random vector, or a random one in the span of the given rows."""
     if start is None:
-        stream = checks.random_stream(seed, "eigenvectors")
-        return torch.randn(operator.size, generator=stream, dtype=torch.float64)
-    rows = checks.matrix("start", start.reshape(-1, start.shape[-1]), columns=operator.size)
-    return (rows / rows.norm(dim=1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)).sum(0)
+        return torch.randn(operator.size, generator=stream, dtype=torch.float64, device="cpu")
+    rows = start[None] if isinstance(start, Tensor) and start.ndim == 1 else start
+    rows = checks.matrix("start", rows, columns=operator.size)
+    lengths = rows.norm(dim=1, keepdim=True)
+    if not (lengths > 0).any():
+        raise ValueError("start is zero; give a direction, or leave it out for a random one")
+    # Directions of class centres with equal weights may add up to nothing: they are a simplex.
+    weights = torch.randn(len(rows), generator=stream, dtype=torch.float64, device="cpu")
+    units = rows / torch.where(lengths > 0, lengths, torch.ones_like(lengths))
+    return weights.to(rows) @ units

@@ -4,6 +4,7 @@ All that G0, G1 and G2 are made of are the C^2 group means delta_{c,c'}, so that
 those of C^2 x C^2 matrices made from the means' inner products.
 """
 
+import warnings
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -131,13 +132,21 @@ class ThreeLevels:
         return torch.linalg.eigvalsh(roots @ self.gram @ roots).flip(0)
 
     def eigenvectors(self, term: str, k: int) -> Tensor:
-        """Return the k leading orthonormal eigenvectors of a term, P x k; needs the means."""
-        checks.positive_integer("k", k)
+        """Return the k leading orthonormal eigenvectors of a term, P x k; needs the means.
+
+        Raises:
+            ValueError: If the term has fewer than k eigenvalues above rounding.
+        """
+        k = checks.positive_integer("k", k)
         roots = self.coefficients(term)
         values, vectors = torch.linalg.eigh(roots @ self.gram @ roots)
-        values, vectors = values.flip(0)[:k], vectors.flip(1)[:, :k]
-        if values[-1] <= 0:
-            raise ValueError(f"k is {k}, but {term} has fewer eigenvalues above zero")
+        values, vectors = values.flip(0), vectors.flip(1)[:, :k]
+        # Means in float32 leave rounding of their own precision in the Gram matrix.
+        least = len(values) * torch.finfo(self._needed_means().dtype).eps * values[0]
+        rank = int((values > least).sum())
+        if k > rank:
+            raise ValueError(f"k is {k}, but {term} has {rank} eigenvalues above rounding")
+        values = values[:k]
         rows = self._needed_means().flatten(0, 1)
         return rows.T @ (roots @ vectors / values.sqrt()).to(rows)
 
@@ -218,6 +227,9 @@ def three_levels(curvature: LossCurvature) -> ThreeLevels:
     Raises:
         ValueError: If a class has no example, or the means do not fit in memory.
 
+    Warns:
+        AssumptionWarning: If a class has one example: it has no spread within its groups.
+
     Source: Papyan 2019, Eqs. 21-28.
 
     Example:
@@ -227,6 +239,14 @@ def three_levels(curvature: LossCurvature) -> ThreeLevels:
         >>> levels.classes, levels.eigenvalues("G1").shape
         (3, torch.Size([9]))
     """
+    single = torch.nonzero(curvature.counts == 1).flatten().tolist()
+    if single:
+        warnings.warn(
+            f"class {', '.join(map(str, single))} has one example, so that its covariances within "
+            "groups are zero and G3 has no part of it; give at least two of each class",
+            checks.AssumptionWarning,
+            stacklevel=2,
+        )
     return ThreeLevels.of(curvature.group_means(), curvature.counts)
 
 
@@ -288,8 +308,8 @@ def evenness(curvature: LossCurvature, means: Tensor) -> Tensor:
     """Return h = (E a)^2 / E a^2 of each group, a = <delta_{i,c'}, delta_{c,c'}>, C x C.
 
     How even the sizes are within a group: 1 if all examples contribute alike along the group mean,
-    1/n_c if one alone does. For a group that has a direction but uneven sizes, the mean's square is
-    h times the second moment along it.
+    1/n_c if one alone does, NaN if none does. For a group that has a direction but uneven sizes,
+    the mean's square is h times the second moment along it.
 
     Args:
         curvature: The classifier on its data.
