@@ -718,26 +718,33 @@ def network_predictions(
     }
 
 
-def network_cell(network: str, seed: int) -> dict[str, float]:
+def network_cell(network: str, per_class: int, seed: int) -> dict[str, float]:
     """Return ``network_predictions`` of a shipped network, and how well it fits its images.
 
     Args:
         network: One of ``trained_networks.names()``.
+        per_class: G is that of the loss over so many of the training images of each class.
         seed: Of the random vectors for a trace.
     """
     trained = trained_networks.load(network)
     fit = classifiers.evaluate(trained.model, *trained.train_set)
+    x, labels = trained.train_set
+    own = [torch.nonzero(labels == c).flatten()[:per_class] for c in labels.unique()]
+    data = (x[torch.cat(own)], labels[torch.cat(own)])
     return {
         "train_error": fit.error,
         "train_probability": fit.mean_probability,
-        **network_predictions(trained.curvature(memory=4), seed=seed),
+        **network_predictions(LossCurvature(trained.model, data), seed=seed),
     }
 
 
 def network_cells() -> list[Cell]:
     """Return the cells of ``network_cell`` that are stored: nine networks, the cheapest first."""
     names = product(hessian_sweep.CONVOLUTIONAL, hessian_sweep.IMAGE_SETS)
-    return [{"network": f"{dataset}-{network}", "seed": 0} for network, dataset in names]
+    return [
+        {"network": f"{dataset}-{network}", "per_class": 30, "seed": 0}
+        for network, dataset in names
+    ]
 
 
 def restricted(
