@@ -2,10 +2,23 @@
 
 The names below are the public interface. The ledger (``claims``), plotting (``figures``), stored
 grids (``grids``) and the chapters' experiments (``experiments``) are modules of their own, since
-only they need a notebook, a plot or a data file.
+only they need a notebook, a plot or a data file. So are the shipped networks
+(``trained_networks``), and the function ``three_levels.three_levels``, whose name its module has.
 """
 
 from lowgrad_utils.checks import AssumptionWarning
+from lowgrad_utils.classifiers import (
+    CheckpointError,
+    Classifier,
+    Evaluation,
+    TrainingLog,
+    build,
+    count_parameters,
+    evaluate,
+    fit,
+    load_checkpoint,
+    save_checkpoint,
+)
 from lowgrad_utils.convolutions import (
     FilterGradient,
     convolutional_network,
@@ -14,7 +27,17 @@ from lowgrad_utils.convolutions import (
     tie,
     tie_rank_one,
 )
+from lowgrad_utils.curvature import LossCurvature, SymmetricOperator
 from lowgrad_utils.datasets import DataError, FeatureData, ImageData, load
+from lowgrad_utils.eigensolvers import (
+    ConvergenceError,
+    Eigenpairs,
+    SpectralDensity,
+    orthonormal_columns,
+    rayleigh_ritz,
+    spectral_density,
+    top_eigenpairs,
+)
 from lowgrad_utils.gradients import (
     Decomposition,
     RankOne,
@@ -74,6 +97,8 @@ from lowgrad_utils.spiked_data import (
     split_spike,
 )
 from lowgrad_utils.sweeps import SweepError, grid, load_grid, run, save_grid, spot_check
+from lowgrad_utils.three_levels import ThreeLevels, evenness, explicit_terms, within_groups
+from lowgrad_utils.trained_networks import TrainedNetwork
 from lowgrad_utils.training import (
     DivergenceError,
     DivergenceWarning,
@@ -90,38 +115,55 @@ __all__ = [
     "TARGETS",
     "Activation",
     "AssumptionWarning",
+    "CheckpointError",
+    "Classifier",
+    "ConvergenceError",
     "DataError",
     "Decomposition",
     "DivergenceError",
     "DivergenceWarning",
+    "Eigenpairs",
+    "Evaluation",
     "FeatureData",
     "FilterGradient",
     "ImageData",
     "Loss",
+    "LossCurvature",
     "PenaltyGradient",
     "RankOne",
     "Rate",
     "SingularTriplets",
+    "SpectralDensity",
     "SpikedData",
     "State",
     "SweepError",
+    "SymmetricOperator",
     "Targets",
+    "ThreeLevels",
+    "TrainedNetwork",
+    "TrainingLog",
     "Trajectory",
     "TwoLayerNetwork",
     "add_input_noise",
     "alignment",
     "bbp_eigenvalue",
     "binary_labels",
+    "build",
     "bulk_edge",
     "bulk_eigenvalues",
     "closed_form_gradient",
     "convolutional_network",
     "count_outliers",
+    "count_parameters",
     "d_transform",
     "decompose",
     "estimate_nu",
+    "evaluate",
+    "evenness",
     "expand_filter",
+    "explicit_terms",
     "filter_gradient",
+    "fit",
     "fit_rate",
     "gradient_descent",
     "grid",
@@ -129,6 +171,7 @@ __all__ = [
     "jacobian_penalty_gradient",
     "leading_singular_triplets",
     "load",
+    "load_checkpoint",
     "load_grid",
     "loss_gradient",
     "marchenko_pastur_density",
@@ -136,19 +179,25 @@ __all__ = [
     "mean_interval",
     "normalise_rows",
     "operator_norm",
+    "orthonormal_columns",
     "predict_spike",
     "principal_angles",
+    "rayleigh_ritz",
     "root_mean_square_rate",
     "run",
     "sample_spiked_data",
     "sample_targets",
+    "save_checkpoint",
     "save_grid",
     "share_interval",
+    "spectral_density",
     "spiked_singular_value",
     "split_jacobian_penalty",
     "split_spike",
     "spot_check",
     "tie",
     "tie_rank_one",
+    "top_eigenpairs",
     "train",
+    "within_groups",
 ]

@@ -124,8 +124,12 @@ def _manifest_path() -> Path:
 
 def _manifest() -> dict[str, Any]:
     try:
-        return json.loads(_manifest_path().read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        manifest = json.loads(_manifest_path().read_text(encoding="utf-8"))
+        whole = all("sha256" in entry for entry in manifest.values())
+    except (OSError, ValueError, AttributeError, TypeError):
+        whole = False
+    if not whole:
         raise classifiers.CheckpointError(
             f"{_manifest_path()} is missing or damaged; restore it with git, or reinstall"
-        ) from error
+        )
+    return manifest
