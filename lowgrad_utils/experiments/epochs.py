@@ -457,3 +457,30 @@ def by_epoch(frame: pd.DataFrame) -> pd.DataFrame:
         part = part.set_axis([*parameters, *names], axis=1)
         parts.append(part.assign(epoch=epoch))
     return pd.concat(parts, ignore_index=True)
+
+
+def crossing(
+    rows: pd.DataFrame, left: str = "class", right: str = "logit", along: str = "probability"
+) -> float:
+    """Return where one share exceeds another for good, linear between epochs.
+
+    Args:
+        rows: One training, one row an epoch, in their order.
+        left: Column of the share that ends up larger.
+        right: Column of the other one.
+        along: Column in which the place is given.
+
+    Returns:
+        NaN if ``left`` is not larger at the end, or never was smaller.
+
+    Example:
+        >>> rows = {"class": [0.0, 0.4, 0.8], "logit": [0.6, 0.6, 0.2], "epoch": [0, 1, 2]}
+        >>> round(crossing(pd.DataFrame(rows), along="epoch"), 2)
+        1.25
+    """
+    lead = (rows[left] - rows[right]).to_numpy()
+    behind = [k for k, value in enumerate(lead) if value <= 0]
+    if lead[-1] <= 0 or not behind:
+        return math.nan
+    k, x = behind[-1], rows[along].to_numpy()
+    return float(x[k] + (x[k + 1] - x[k]) * lead[k] / (lead[k] - lead[k + 1]))
