@@ -290,7 +290,7 @@ GRIDS: dict[str, Grid] = {
         _winning_cells(),
         "Spectra of G and of its terms for the winning learning rates of hessian-training",
         spot=1,
-        first=2,
+        first=1,
         atol=0.5,
     ),
     "hessian-arms": Grid(
@@ -299,7 +299,7 @@ GRIDS: dict[str, Grid] = {
         "The same for one network under other weight decays, label smoothing and epochs",
         spot=1,
         first=1,
-        atol=0.5,
+        atol=1.0,
     ),
     "hessian-seeds": Grid(
         hessian_sweep.spectrum_cell,
@@ -307,7 +307,7 @@ GRIDS: dict[str, Grid] = {
         "The same for six networks trained on other images from other weights",
         spot=1,
         first=1,
-        atol=0.5,
+        atol=1.0,
     ),
     "edge-threshold": Grid(
         edge_threshold.threshold_cell,
