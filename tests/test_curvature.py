@@ -32,7 +32,7 @@ each_small_kind = pytest.mark.parametrize("kind", [k for k in KINDS if k != "den
 
 
 def close(actual, expected, tolerance=1e-10):
-    error = float((actual - expected).norm() / expected.norm())
+    error = float(((actual - expected).norm() / expected.norm()).detach())
     assert error < tolerance, f"relative error {error:.1e}"
 
 
@@ -188,7 +188,7 @@ def test_large_margins_on_either_side():
 # --- ways through memory -------------------------------------------------------------------------
 
 
-@each_kind
+@each_small_kind
 def test_a_small_memory_gives_the_same(kind):
     model, inputs, labels = example(kind)
     large, small = LossCurvature(model, (inputs, labels)), LossCurvature(model, (inputs, labels))
