@@ -326,7 +326,7 @@ GRIDS: dict[str, Grid] = {
     "excess-networks": Grid(
         excess.network_cell,
         tuple(excess.network_cells()),
-        "The same for the nine shipped networks, from products with G",
+        "The same for shipped networks, from products with G",
         spot=1,
         first=3,
         atol=1e-3,
