@@ -4,18 +4,21 @@ The networks are small (images of 8 or 16 pixels, 30 or 50 a class), so that the
 H and G can be followed through many trainings, and all eigenvalues of an MLP be computed.
 """
 
+import math
 import tempfile
 from collections.abc import Sequence
-from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
+from scipy.linalg import eigh_tridiagonal
 from torch import Tensor, nn
 
 from lowgrad_utils import checks, classifiers, datasets
 from lowgrad_utils.curvature import LossCurvature, SymmetricOperator
-from lowgrad_utils.eigensolvers import orthonormal_columns, top_eigenpairs
+from lowgrad_utils.eigensolvers import SpectralDensity, orthonormal_columns, top_eigenpairs
 from lowgrad_utils.sweeps import grid
 
 Cell = dict[str, Any]
@@ -126,8 +129,6 @@ def compare(
       over mini-batches.
     - ``decay_cosine``: cosine between the gradient and -theta.
     - ``signal``: |g|^2 over the mean of |g_batch|^2.
-    - ``training_H``, ``training_length``: of the gradient with batch norm by the statistics of the
-      images themselves, as in training: its share in the top C space of H, its length over |g|.
 
     Args:
         model: The classifier, in evaluation mode.
@@ -166,7 +167,6 @@ def compare(
         "overlap": float(cosines.square().sum()) / c,
         "overlap_less": float(cosines[: c - 1, : c - 1].square().sum()) / (c - 1),
         **shares,
-        **_in_training_mode(model, data, full, hessian.vectors),
         "decay_cosine": float(-(full @ theta) / (full.norm() * theta.norm())),
         "signal": float(full.square().sum() / drawn.square().sum(1).mean()),
         "loss": curvature.loss,
@@ -199,31 +199,98 @@ def training_cell(
 
 
 def training_cells() -> tuple[Cell, ...]:
-    """Return the cells of the stored grid, cheapest first: MLPs, then convolutional networks."""
+    """Return the cells of the stored grid: MLPs on three data sets, with and without decay."""
     sets = ["mnist", "fashion_mnist", "cifar10"]
-    small = grid(
-        dataset=sets, network=["mlp"], per_class=[50], weight_decay=[5e-4, 0.0], seed=range(6)
-    )
-    large = grid(
-        seed=[0],
-        dataset=sets,
-        network=["vgg11", "resnet18"],
-        per_class=[30],
-        weight_decay=[5e-4],
-    )
-    return (*small, *large)
+    decays = [5e-4, 0.0]
+    cells = grid(dataset=sets, network=["mlp"], per_class=[50], weight_decay=decays, seed=range(6))
+    return tuple(cells)
 
 
-def _in_training_mode(
-    model: nn.Module, data: tuple[Tensor, Tensor], gradient: Tensor, basis: Tensor
-) -> dict[str, float]:
-    x, labels = data
-    copy = deepcopy(model).train()  # a copy, since batch norm updates its statistics
-    loss = nn.functional.cross_entropy(copy(x), labels)
-    flat = nn.utils.parameters_to_vector(torch.autograd.grad(loss, list(copy.parameters())))
+def outliers_of_both(curvature: LossCurvature, *, tolerance: float = 1e-2) -> dict[str, float]:
+    """Return how far the C - 1 largest eigenvalues of H and G and their spaces agree.
+
+    ``gap``, ``overlap`` and ``negative`` as in ``by_moment`` and ``compare`` (``overlap_less``).
+
+    Args:
+        curvature: A classifier on its images.
+        tolerance: Of the residuals of eigenvectors, relative to the eigenvalue; its square is about
+            the eigenvalues' own relative error.
+    """
+    count = curvature.classes - 1
+    options = {"start": curvature.class_centres(), "tolerance": tolerance}
+    h, g = (
+        top_eigenpairs(operator, count, **options)
+        for operator in (curvature.hessian, curvature.gauss_newton)
+    )
+    lowest = top_eigenpairs(_negative(curvature.hessian), 1, tolerance=3e-2)
     return {
-        "training_H": float(share_inside(flat[None], basis)),
-        "training_length": float(flat.norm() / gradient.norm()),
+        "gap": float(((h.values - g.values).abs() / g.values).max()),
+        "overlap": float((h.vectors.T @ g.vectors).square().sum()) / count,
+        "negative": float(lowest.values[0] / h.values[0]),
+    }
+
+
+def by_moment(trainings: pd.DataFrame) -> pd.DataFrame:
+    """Return the stored trainings as one row a moment, with gaps between H and G.
+
+    Adds to what ``compare`` names: ``gap``, the largest |lambda_k(H) - lambda_k(G)| / lambda_k(G)
+    over k < C; ``mean_gap``, the sum of these differences over the sum of the lambda_k(G); and
+    ``negative``, H's most negative eigenvalue over its largest, in size.
+
+    Args:
+        trainings: A table of ``training_cell``.
+    """
+    parts = []
+    for moment in MOMENTS:
+        names = [name for name in trainings if name.startswith(f"{moment}_")]
+        part = trainings[names].rename(columns=lambda name, m=moment: name.removeprefix(f"{m}_"))
+        h, g = (part[[f"{name}_{k}" for k in range(1, 10)]].to_numpy() for name in "HG")
+        added = {
+            "moment": moment,
+            "gap": (abs(h - g) / g).max(1),
+            "mean_gap": abs(h - g).sum(1) / g.sum(1),
+            "negative": -part["lowest"] / part["H_1"],
+        }
+        parts.append(trainings[["dataset", "network", "weight_decay", "seed"]].join(part))
+        parts[-1] = parts[-1].assign(**added)
+    return pd.concat(parts, ignore_index=True)
+
+
+def dense_operator(matrix: Tensor) -> SymmetricOperator:
+    """Return a symmetric matrix as an operator.
+
+    Args:
+        matrix: P x P.
+    """
+    return SymmetricOperator(len(matrix), matrix.dtype, matrix.device, lambda rows: rows @ matrix)
+
+
+def noise_shares(curvature: LossCurvature, basis: Tensor) -> dict[str, float]:
+    """Return the shares of three second moments inside a subspace: tr Q^T A Q / tr A.
+
+    - ``G``: of the Gauss-Newton matrix, the gradients under labels drawn from the model.
+    - ``sampling``: of the covariance of the examples' gradients, which is what the choice of a
+      mini-batch adds to the gradient.
+    - ``examples``: of the second moment of the examples' gradients -delta_{i,c,c} / sqrt(p_c).
+
+    Args:
+        curvature: A small network on its images.
+        basis: Orthonormal columns Q, P x r.
+
+    Source: Papyan 2019, Eq. 20 for the examples' gradients.
+    """
+    derivatives = curvature.logit_derivatives()
+    rows = torch.arange(curvature.n)
+    own = curvature.probabilities[rows, curvature.labels].sqrt()
+    gradients = -derivatives[rows, curvature.labels] / own[:, None]
+    sets = {
+        "G": derivatives.flatten(0, 1),
+        "sampling": gradients - gradients.mean(0),
+        "examples": gradients,
+    }
+    return {
+        name: float((vectors @ basis).square().sum() / vectors.square().sum())
+        for name, vectors in sets.items()
     }
 
 
@@ -384,48 +451,186 @@ def mini_bulk_network(
 
 
 def mini_bulk_cells() -> tuple[Cell, ...]:
-    """Return the cells of the stored grid: MLPs in every regime, then trained VGGs."""
-    small = grid(
-        seed=range(3), dataset=["mnist", "fashion_mnist"], network=["mlp"], regime=list(REGIMES)
-    )
-    large = grid(
-        seed=[0],
-        dataset=["mnist", "fashion_mnist", "cifar10"],
-        network=["vgg11"],
-        regime=["trained", "strong decay"],
-    )
-    return (*small, *large)
+    """Return the cells of the stored grid: MLPs in every regime."""
+    sets = ["mnist", "fashion_mnist"]
+    return tuple(grid(seed=range(2), dataset=sets, network=["mlp"], regime=list(REGIMES)))
 
 
-def gaussian_derivatives(
-    classes: int, per_class: int, size: int, *, centre: float, group: float, noise: float, seed: int
-) -> tuple[Tensor, Tensor]:
-    """Return Gaussian logit derivatives of three levels, n x C x P, and labels.
+@dataclass(frozen=True, eq=False)
+class GaussianLevels:
+    """Gaussian logit derivatives of three levels, of equal classes, with the means they came from.
 
     delta_{i,c,c'} = centre m_c + group m_{c,c'} + noise z_{i,c'} with independent standard Gaussian
     vectors divided by sqrt(P), so that the three numbers are lengths.
 
-    Args:
-        classes: C.
-        per_class: Examples of each class.
-        size: P.
-        centre: Length of the class centres.
-        group: Length of a group mean about its centre.
+    Attributes:
+        derivatives: n x C x P.
+        labels: Class of each example (n).
+        means: The group means without noise, C x C x P.
         noise: Length of an example about its group mean.
-        seed: Seed.
+    """
+
+    derivatives: Tensor
+    labels: Tensor
+    means: Tensor
+    noise: float
+
+    @classmethod
+    def draw(
+        cls,
+        classes: int,
+        per_class: int,
+        size: int,
+        *,
+        centre: float,
+        group: float,
+        noise: float,
+        seed: int | torch.Generator,
+    ) -> "GaussianLevels":
+        """Draw them.
+
+        Args:
+            classes: C.
+            per_class: Examples of each class.
+            size: P.
+            centre: Length of the class centres.
+            group: Length of a group mean about its centre.
+            noise: See above.
+            seed: Seed, or generator.
+
+        Raises:
+            ValueError: If a number is out of range.
+
+        Example:
+            >>> drawn = GaussianLevels.draw(3, 5, 40, centre=1, group=1, noise=1, seed=0)
+            >>> drawn.derivatives.shape, drawn.predicted_above
+            (torch.Size([15, 3, 40]), 9)
+        """
+        for name, number in {"classes": classes, "per_class": per_class, "size": size}.items():
+            checks.positive_integer(name, number)
+        for name, number in {"centre": centre, "group": group, "noise": noise}.items():
+            checks.nonnegative(name, number)
+        stream = checks.random_stream(seed, "Gaussian derivatives")
+
+        def gaussians(*shape: int) -> Tensor:
+            return torch.randn(*shape, size, generator=stream, dtype=torch.float64) / size**0.5
+
+        labels = torch.arange(classes).repeat_interleave(per_class)
+        means = centre * gaussians(classes, 1) + group * gaussians(classes, classes)
+        derivatives = means[labels] + noise * gaussians(len(labels), classes)
+        return cls(derivatives, labels, means, noise)
+
+    @property
+    def predicted_above(self) -> int:
+        """How many eigenvalues of G the means lift out of the bulk.
+
+        The rows of D / sqrt(n) are a matrix of rank C^2, whose squared singular values are the
+        eigenvalues of (1/C) sum m m^T, plus independent Gaussians of variance noise^2 / (n P).
+        A value stands out if it exceeds noise^2 sqrt(C / (n P)).
+
+        Source: Benaych-Georges and Nadakuditi 2012, for rectangular matrices.
+        """
+        n, c, size = self.derivatives.shape
+        lifted = _eigenvalues(_gram(self.means.flatten(0, 1))) / c
+        return int((lifted > self.noise**2 * (c / (n * size)) ** 0.5).sum())
+
+
+# --- what can go wrong on the way to a spectrum ---------------------------------------------------
+
+
+def lanczos_without_reorthogonalisation(
+    operator: SymmetricOperator, *, steps: int, seed: int | torch.Generator = 0
+) -> SpectralDensity:
+    """Return the spectral density of one probe by the bare three-term recurrence.
+
+    As ``eigensolvers.spectral_density`` with one probe, but no vector is orthogonalised against
+    any but its two predecessors: rounding then brings back directions that were found before.
+
+    Args:
+        operator: A.
+        steps: Lanczos steps.
+        seed: Seed, or generator, of the probe: the same one as there.
+    """
+    stream = checks.random_stream(seed, "probes")
+    vector = torch.randn(operator.size, generator=stream, dtype=torch.float64)
+    vector = (vector / vector.norm()).to(operator.device, operator.dtype)
+    before, length = torch.zeros_like(vector), 0.0
+    diagonal, beside = [], []
+    for _ in range(checks.positive_integer("steps", steps)):
+        image = operator @ vector - length * before
+        diagonal.append(float(image @ vector))
+        image = image - diagonal[-1] * vector
+        length = float(image.norm())
+        beside.append(length)
+        before, vector = vector, image / length
+    values, vectors = eigh_tridiagonal(diagonal, beside[:-1])
+    return SpectralDensity(
+        torch.from_numpy(values)[None], torch.from_numpy(vectors[0] ** 2)[None], operator.size
+    )
+
+
+def copies(density: SpectralDensity, value: float, *, tolerance: float = 1e-4) -> tuple[int, float]:
+    """Return how many Ritz values lie at an eigenvalue, and their total weight.
+
+    Args:
+        density: The density of one probe.
+        value: The eigenvalue.
+        tolerance: Distance that counts as at it, relative.
+    """
+    near = (density.points[0] - value).abs() <= tolerance * abs(value)
+    return int(near.sum()), float(density.weights[0, near].sum())
+
+
+def density_error(density: SpectralDensity, values: Tensor, *, floor: float = 1e-4) -> float:
+    """Return the mean distance of the shares of eigenvalues beyond t in size, over t.
+
+    t runs in equal steps of log t from the largest |lambda| down to ``floor`` times it, so that all
+    scales count alike. (Below that are the zeros of a matrix of low rank, which no quadrature tells
+    from small eigenvalues.)
+
+    Args:
+        density: The estimate.
+        values: All eigenvalues.
+        floor: See above.
 
     Example:
-        >>> gaussian_derivatives(3, 5, 40, centre=1, group=1, noise=1, seed=0)[0].shape
-        torch.Size([15, 3, 40])
+        >>> exact = torch.tensor([1.0, 2.0, 4.0, 8.0])
+        >>> density_error(SpectralDensity(exact[None], torch.full((1, 4), 0.25), 4), exact)
+        0.0
     """
-    stream = checks.random_stream(seed, "Gaussian derivatives")
+    sizes = values.abs().double()
+    grid = torch.logspace(math.log10(floor), 0, 60, dtype=torch.float64)[:-1] * sizes.max()
+    exact = (sizes > grid[:, None]).double().mean(1)
+    beyond = (density.points.abs() > grid[:, None, None]).double()
+    estimated = (beyond * density.weights).sum(2).mean(1)
+    return float((estimated - exact).abs().mean())
 
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(*shape, size, generator=stream, dtype=torch.float64) / size**0.5
 
-    labels = torch.arange(classes).repeat_interleave(per_class)
-    means = centre * draw(classes, 1) + group * draw(classes, classes)
-    return means[labels] + noise * draw(len(labels), classes), labels
+def batch_power_iteration(
+    model: nn.Module, data: tuple[Tensor, Tensor], *, batch: int, steps: int, seed: int
+) -> float:
+    """Return the top eigenvalue of G by power iteration with another mini-batch at each step.
+
+    Args:
+        model: The classifier, in evaluation mode.
+        data: Its images and labels.
+        batch: Images of a mini-batch.
+        steps: Number of steps; the last one's |G_batch v| is returned.
+        seed: Seed of the start and the batches.
+    """
+    stream = checks.random_stream(seed, "batches")
+    x, labels = data
+    vector, length = None, 0.0
+    for _ in range(checks.positive_integer("steps", steps)):
+        rows = torch.randperm(len(x), generator=stream)[:batch]
+        operator = LossCurvature(model, (x[rows], labels[rows])).gauss_newton
+        if vector is None:
+            vector = torch.randn(operator.size, generator=stream, dtype=torch.float64)
+            vector = (vector / vector.norm()).to(operator.dtype)
+        image = operator @ vector
+        length = float(image.norm())
+        vector = image / length
+    return length
 
 
 def _squared_singular_values(rows: Tensor) -> Tensor:
