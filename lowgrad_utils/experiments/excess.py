@@ -835,7 +835,8 @@ def relative_errors(frame: pd.DataFrame, values: np.ndarray) -> list[float]:
         values: Predicted eigenvalues, one row a network; NaN where one does not count.
     """
     wrong = np.abs(values / columns(frame, "G") - 1)
-    return [float(np.nanmedian(wrong)), float(np.nanquantile(wrong, 0.9))]
+    wrong = wrong[~np.isnan(wrong)]
+    return [float(np.quantile(wrong, q)) if len(wrong) else math.nan for q in (0.5, 0.9)]
 
 
 def secular_errors(split: Split) -> dict[str, tuple[float, int]]:
