@@ -92,8 +92,9 @@ def test_products_and_matrices_agree(curvlinops, case, ours, theirs):
     stream = torch.Generator().manual_seed(1)
     columns = torch.randn(size, 2, generator=stream, dtype=torch.float64)
     expected = other @ columns
-    # All images at once, and two or three at a time.
-    for memory in (2.0, 1e-9 * 12 * LossCurvature(model, (x, y))._bytes_per_example):
+    # Two or three images at a time, and all at once.
+    few = 12e-9 * LossCurvature(model, (x, y))._bytes_per_example
+    for memory in (few, 2.0):
         operator = getattr(LossCurvature(model, (x, y), memory=memory), ours)
         assert torch.dist(operator @ columns, expected) <= 1e-10 * expected.norm()
     # The matrix of the deepest network, of 8449 parameters, is left to its products.
