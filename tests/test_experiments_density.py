@@ -1,4 +1,4 @@
-"""Hessian against Gauss-Newton, spectra and the mini-bulk, compared with other ways of computing."""
+"""Hessian against Gauss-Newton, spectra and the mini-bulk, each computed another way."""
 
 import pytest
 import torch
