@@ -46,9 +46,10 @@ def test_names_are_looked_up_in_the_package():
         assert not exists(name), name
 
 
-def test_the_map_names_every_statement_of_the_first_paper_once():
-    named = ROLE.findall((ROOT / "paper-1.md").read_text(encoding="utf8"))
-    rows = [id for id in claims.load_registry() if id.startswith("lrg.") and ".control" not in id]
+@pytest.mark.parametrize("page, paper", [("paper-1.md", "lrg."), ("paper-2.md", "tlh.")])
+def test_a_map_names_every_statement_of_its_paper_once(page, paper):
+    named = ROLE.findall((ROOT / page).read_text(encoding="utf8"))
+    rows = [id for id in claims.load_registry() if id.startswith(paper) and ".control" not in id]
     assert sorted(named) == sorted(rows)
 
 
@@ -61,7 +62,7 @@ def test_every_correction_has_its_evidence_and_every_corrected_row_is_listed():
     corrected = {
         row.id
         for row in claims.load_registry().values()
-        if row.id.startswith("lrg.")
+        if row.id.startswith(("lrg.", "tlh."))
         and not row.control
         and row.expected in ("holds with a correction", "fails")
     }
