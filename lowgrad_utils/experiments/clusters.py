@@ -237,7 +237,7 @@ def toy_own_length(classes: int, p: float) -> float:
 
     Example:
         >>> [round(toy_own_length(10, p), 3) for p in (0.1, 0.9, 0.99, 0.999)]
-        [1.0, 0.703, 0.223, 0.071]
+        [1.0, 0.709, 0.224, 0.071]
     """
     return (classes * p * (1 - p) / _toy_length(classes, p)) ** 0.5
 
