@@ -20,7 +20,6 @@ from lowgrad_utils.experiments import (
     alignment_grid,
     clusters,
     density,
-    edge_threshold,
     embedded_images,
     epochs,
     excess,
@@ -308,14 +307,6 @@ GRIDS: dict[str, Grid] = {
         spot=1,
         first=1,
         atol=1.0,
-    ),
-    "edge-threshold": Grid(
-        edge_threshold.threshold_cell,
-        edge_threshold.threshold_cells(),
-        "What lies above the bulk edge in the shipped networks, trained and not, and what it knows",
-        spot=1,
-        first=3,
-        atol=0.05,
     ),
     "excess-small": Grid(
         excess.small_network_cell,
