@@ -175,6 +175,16 @@ def test_a_changed_store_is_refused(tmp_path, monkeypatch):
         clusters.stored_levels()
 
 
+def test_group_means_of_other_weights_are_refused(monkeypatch):
+    own = clusters._weights_hash
+    assert list(clusters.stored_levels()) == trained_networks.names()
+    monkeypatch.setattr(
+        clusters, "_weights_hash", lambda name: "0" if name == "mnist-resnet18" else own(name)
+    )
+    with pytest.raises(classifiers.CheckpointError, match="other weights of mnist-resnet18; run"):
+        clusters.stored_levels()
+
+
 def test_a_cell_trains_and_measures():
     cell = clusters.size_cell("mnist", "mlp", 10, size=8, steps=30, seed=1)
     assert {"within_between", "silhouette_tsne", "own_length", "probability"} <= set(cell)

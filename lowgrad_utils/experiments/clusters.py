@@ -312,8 +312,7 @@ def size_cell(
 
     Width 1/16, batches of equal size of at most 128 (batch norm would take its statistics from a
     last batch of two), learning rate 0.05, weight decay 5e-4. ``own_length`` is the mean of
-    |delta_{c,c}|, ``other_length`` that of
-    |delta_{c,c'}|.
+    |delta_{c,c}|, ``other_length`` that of |delta_{c,c'}|.
 
     Args:
         dataset: ``mnist``, ``fashion_mnist`` or ``cifar10``.
@@ -356,12 +355,13 @@ def size_cells() -> tuple[dict, ...]:
 
 def store_levels() -> list[str]:
     """Store the Gram matrices of the shipped networks' group means; return the networks' names."""
-    arrays, about = {}, {}
+    arrays, about, weights = {}, {}, {}
     for name in trained_networks.names():
         network = trained_networks.load(name)
         arrays[name] = three_levels(network.curvature()).gram.numpy()
         result = classifiers.evaluate(network.model, *network.train_set)
         about[name] = {"accuracy": result.accuracy, "probability": result.mean_probability}
+        weights[name] = _weights_hash(name)
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)
     data = buffer.getvalue()
@@ -370,6 +370,7 @@ def store_levels() -> list[str]:
         "command": "python -m lowgrad_utils.experiments.clusters",
         "sha256": hashlib.sha256(data).hexdigest(),
         "networks": about,
+        "weights": weights,
     }
     _store_path().with_suffix(".json").write_text(json.dumps(facts, indent=2) + "\n")
     return list(arrays)
@@ -382,7 +383,8 @@ def stored_levels() -> dict[str, tuple[ThreeLevels, dict[str, float]]]:
         For each network its levels, and ``accuracy`` and mean ``probability`` of the true class.
 
     Raises:
-        CheckpointError: If the file is missing, or not the one that was stored.
+        CheckpointError: If the file is missing, not the one that was stored, or made from other
+            weights than the shipped ones.
 
     Example:
         >>> levels, fit = stored_levels()["mnist-vgg11"]
@@ -399,6 +401,11 @@ def stored_levels() -> dict[str, tuple[ThreeLevels, dict[str, float]]]:
         ) from error
     if hashlib.sha256(data).hexdigest() != facts["sha256"]:
         raise classifiers.CheckpointError(f"{path} is not the file that was stored; restore it")
+    changed = [name for name, sha256 in facts["weights"].items() if sha256 != _weights_hash(name)]
+    if changed:
+        raise classifiers.CheckpointError(
+            f"{path} was made from other weights of {', '.join(changed)}; run {facts['command']}"
+        )
     arrays = np.load(io.BytesIO(data), allow_pickle=False)
     found = {}
     for name, fit in facts["networks"].items():
@@ -410,6 +417,12 @@ def stored_levels() -> dict[str, tuple[ThreeLevels, dict[str, float]]]:
 
 def _store_path() -> Path:
     return trained_networks.folder() / "group-means.npz"
+
+
+def _weights_hash(name: str) -> str:
+    """Return the SHA-256 of a shipped network's file; empty if there is none."""
+    path = trained_networks.folder() / f"{name}.pt"
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 
 if __name__ == "__main__":
