@@ -1,5 +1,6 @@
 """Hessian against Gauss-Newton, spectra and the mini-bulk, each computed another way."""
 
+import pandas as pd
 import pytest
 import torch
 
@@ -77,6 +78,8 @@ def test_density_error_sees_a_wrong_weight():
     good = spectral_density(operator, probes=200, steps=40)
     assert density.density_error(good, values) < 0.01
     assert density.density_error(good, 10 * values) > 0.1
+    with pytest.raises(ValueError, match="floor"):
+        density.density_error(good, values, floor=0)
 
 
 def test_noise_shares_agree_with_gradients_one_by_one(linear):
@@ -102,10 +105,45 @@ def test_outliers_of_both_agree_with_all_eigenvectors(linear):
     assert found["negative"] == pytest.approx(expected, rel=0.1)
 
 
+def test_compare_agrees_with_all_eigenvectors_and_gradients(linear):
+    curvature = LossCurvature(*linear)
+    found = density.compare(*linear, batches=2, seed=0)
+    h, g = (torch.linalg.eigh(a.matrix()) for a in (curvature.hessian, curvature.gauss_newton))
+    for name, eigen in {"H": h, "G": g}.items():
+        values = [found[f"{name}_{k}"] for k in (1, 2, 3)]
+        assert values == pytest.approx(eigen.eigenvalues.flip(0)[:3].tolist(), rel=1e-4)
+    cosines = h.eigenvectors[:, -2:].T @ g.eigenvectors[:, -2:]
+    assert found["overlap_less"] == pytest.approx(float(cosines.square().sum()) / 2, abs=1e-3)
+    model, (x, labels) = linear
+    loss = torch.nn.functional.cross_entropy(model(x), labels)
+    gradient = torch.cat([d.flatten() for d in torch.autograd.grad(loss, model.parameters())])
+    inside = (h.eigenvectors[:, -3:].T @ gradient).square().sum() / gradient.square().sum()
+    assert found["full_H"] == pytest.approx(float(inside), abs=1e-3)
+    # The 30 examples are fewer than a mini-batch, which then has all of them.
+    assert found["batch_H"] == pytest.approx(found["full_H"])
+    assert found["signal"] == pytest.approx(1)
+    with pytest.raises(ValueError, match="batches"):
+        density.compare(*linear, batches=0, seed=0)
+
+
+def test_by_moment_takes_the_largest_gap_of_each_training():
+    cell = {"dataset": "mnist", "network": "mlp", "weight_decay": 0.0, "seed": 0}
+    for shift, moment in enumerate(density.MOMENTS):
+        cell |= {f"{moment}_G_{k}": 20.0 - k for k in range(1, 11)}
+        cell |= {f"{moment}_H_{k}": 20.0 - k + shift * (k == 9) for k in range(1, 11)}
+        cell[f"{moment}_lowest"] = -1.9
+    found = density.by_moment(pd.DataFrame([cell])).set_index("moment")
+    assert found.gap.tolist() == pytest.approx([shift / 11 for shift in range(5)])
+    assert found.mean_gap.tolist() == pytest.approx([shift / 135 for shift in range(5)])
+    assert found.negative.tolist() == pytest.approx([0.1] * 5)
+
+
 def test_power_iteration_on_the_full_batch_finds_the_top_eigenvalue(linear):
     top = torch.linalg.eigvalsh(LossCurvature(*linear).gauss_newton.matrix())[-1]
     found = density.batch_power_iteration(*linear, batch=30, steps=200, seed=0)
     assert found == pytest.approx(float(top), rel=1e-6)
+    with pytest.raises(ValueError, match="30 images"):
+        density.batch_power_iteration(*linear, batch=31, steps=2, seed=0)
 
 
 def test_training_keeps_epochs_and_refuses_unknown_networks():

@@ -135,7 +135,11 @@ def compare(
         data: Its images and labels.
         batches: How many mini-batches, of ``BATCH`` images drawn without replacement.
         seed: Seed of the mini-batches and the random space.
+
+    Raises:
+        ValueError: If ``batches`` is not a positive integer.
     """
+    checks.positive_integer("batches", batches)
     curvature = LossCurvature(model, data)
     theta = nn.utils.parameters_to_vector(model.parameters()).detach()
     c = curvature.classes
@@ -550,13 +554,17 @@ def lanczos_without_reorthogonalisation(
         operator: A.
         steps: Lanczos steps.
         seed: Seed, or generator, of the probe: the same one as there.
+
+    Raises:
+        ValueError: If ``steps`` is not a positive integer.
     """
+    checks.positive_integer("steps", steps)
     stream = checks.random_stream(seed, "probes")
     vector = torch.randn(operator.size, generator=stream, dtype=torch.float64)
     vector = (vector / vector.norm()).to(operator.device, operator.dtype)
     before, length = torch.zeros_like(vector), 0.0
     diagonal, beside = [], []
-    for _ in range(checks.positive_integer("steps", steps)):
+    for _ in range(steps):
         image = operator @ vector - length * before
         diagonal.append(float(image @ vector))
         image = image - diagonal[-1] * vector
@@ -593,11 +601,16 @@ def density_error(density: SpectralDensity, values: Tensor, *, floor: float = 1e
         values: All eigenvalues.
         floor: See above.
 
+    Raises:
+        ValueError: If ``floor`` is not between 0 and 1.
+
     Example:
         >>> exact = torch.tensor([1.0, 2.0, 4.0, 8.0])
         >>> density_error(SpectralDensity(exact[None], torch.full((1, 4), 0.25), 4), exact)
         0.0
     """
+    if not 0 < floor < 1:
+        raise ValueError(f"floor is {floor}, but a number between 0 and 1 is needed")
     sizes = values.abs().double()
     grid = torch.logspace(math.log10(floor), 0, 60, dtype=torch.float64)[:-1] * sizes.max()
     exact = (sizes > grid[:, None]).double().mean(1)
@@ -614,12 +627,17 @@ def batch_power_iteration(
     Args:
         model: The classifier, in evaluation mode.
         data: Its images and labels.
-        batch: Images of a mini-batch.
+        batch: Images of a mini-batch, at most all.
         steps: Number of steps; the last one's |G_batch v| is returned.
         seed: Seed of the start and the batches.
+
+    Raises:
+        ValueError: If ``batch`` or ``steps`` is not a positive integer, or ``batch`` too large.
     """
     stream = checks.random_stream(seed, "batches")
     x, labels = data
+    if checks.positive_integer("batch", batch) > len(x):
+        raise ValueError(f"batch is {batch}, but there are {len(x)} images; take at most as many")
     vector, length = None, 0.0
     for _ in range(checks.positive_integer("steps", steps)):
         rows = torch.randperm(len(x), generator=stream)[:batch]
