@@ -95,7 +95,7 @@ def _check_toy(classes: int, p: float, cosine: float) -> None:
     if checks.positive_integer("classes", classes) < 3:
         raise ValueError(f"classes is {classes}, but at least 3 are needed")
     if checks.positive("p", p) > 1:
-        raise ValueError(f"p is {p:g}, but a probability above 0 is needed")
+        raise ValueError(f"p is {p:g}, but a probability above 0 and at most 1 is needed")
     if checks.nonnegative("cosine", cosine) > 1:
         raise ValueError(f"cosine is {cosine:g}, but a number from 0 to 1 is needed")
 
