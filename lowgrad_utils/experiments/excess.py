@@ -739,7 +739,7 @@ def network_cell(network: str, per_class: int, seed: int) -> dict[str, float]:
 
 
 #: Shipped networks that are measured, on each data set.
-STORED_NETWORKS = ("vgg11",)
+STORED_NETWORKS = ("vgg11", "resnet18")
 
 
 def network_cells() -> list[Cell]:
