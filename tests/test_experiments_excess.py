@@ -305,6 +305,11 @@ def test_an_unknown_approximation_is_named(network):
         excess.network_split(network, "G3")
 
 
+def test_too_few_directions_are_named(network):
+    with pytest.raises(ValueError, match="directions is 8, but at least 9"):
+        excess.network_predictions(network, directions=8)
+
+
 def test_evenness_out_of_range_is_named():
     levels = ThreeLevels.of(torch.ones(2, 2, 3, dtype=FLOAT), torch.tensor([2, 2]))
     with pytest.raises(ValueError, match=r"even lies in \[2, 2\]"):

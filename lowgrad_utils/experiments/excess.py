@@ -685,7 +685,12 @@ def network_predictions(
         curvature: The classifier on its data.
         directions: How many of the u_k, at least OUTLIERS.
         seed: Of the random vectors for tr B.
+
+    Raises:
+        ValueError: If ``directions`` is below OUTLIERS.
     """
+    if checks.positive_integer("directions", directions) < OUTLIERS:
+        raise ValueError(f"directions is {directions}, but at least {OUTLIERS} are needed")
     levels, k = three_levels(curvature), OUTLIERS
     full, even = curvature.gauss_newton, evenness(curvature, levels.means).double()
     top = top_eigenpairs(full, k, start=levels.centres, tolerance=1e-2)
@@ -729,7 +734,8 @@ def network_cell(network: str, per_class: int, seed: int) -> dict[str, float]:
     trained = trained_networks.load(network)
     fit = classifiers.evaluate(trained.model, *trained.train_set)
     x, labels = trained.train_set
-    own = [torch.nonzero(labels == c).flatten()[:per_class] for c in labels.unique()]
+    most = checks.positive_integer("per_class", per_class)
+    own = [torch.nonzero(labels == c).flatten()[:most] for c in labels.unique()]
     data = (x[torch.cat(own)], labels[torch.cat(own)])
     return {
         "train_error": fit.error,
