@@ -439,7 +439,7 @@ def epoch_cells() -> tuple[Cell, ...]:
         {**cell, "shuffled": False}
         for cell in grid(dataset=["mnist"], network=["vgg11"], seed=[0], learning_rate=[0.01, 0.2])
     ]
-    cells += [{**cell, **plain} for cell in grid(dataset=sets, network=["resnet18"], seed=[0])]
+    cells += [{**cell, **plain} for cell in grid(dataset=sets, network=["resnet18"], seed=range(3))]
     return tuple(cells)
 
 
