@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 import torch
 
-from lowgrad_utils import classifiers, datasets
+from lowgrad_utils import classifiers, datasets, grids
 from lowgrad_utils.curvature import LossCurvature
 from lowgrad_utils.experiments import hessian_sweep
 from lowgrad_utils.three_levels import three_levels
@@ -128,6 +128,12 @@ def test_the_least_test_error_wins_and_ties_go_to_the_smaller_loss():
     chosen = hessian_sweep.winners(table(rows))
     assert [(c["weight_decay"], c["learning_rate"]) for c in chosen] == [(5e-4, 0.1), (1e-2, 0.01)]
     assert chosen[0] == cell() and type(chosen[0]["per_class"]) is int
+
+
+def test_other_seeds_repeat_the_stored_winners():
+    chosen = hessian_sweep.winners(grids.stored("hessian-training"))
+    repeated = [{**c, "seed": 0} for c in hessian_sweep.seed_cells()]
+    assert len(repeated) == 12 and all(c in chosen for c in repeated)
 
 
 def test_a_source_is_kept():
