@@ -104,7 +104,15 @@ def test_sliders_follow_the_keyboard(open_page):
         with_slider += figures.count() > 0
         for figure in figures.all():
             ranges = figure.locator("input[type=range]").all()
-            assert ranges
+            # What has no order is a list to choose from, which the browser's own keys open.
+            lists = figure.locator("select").all()
+            assert ranges or lists
+            for choice in lists:
+                first = _visible_frame(figure)
+                choice.select_option(index=1)
+                assert _visible_frame(figure) != first
+                choice.select_option(index=0)
+                assert _visible_frame(figure) == first
             for knob in ranges:
                 assert knob.get_attribute("aria-label") or knob.evaluate("k => k.labels.length")
                 knob.focus()
