@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from lowgrad_utils import checks, classifiers, datasets, trained_networks
 from lowgrad_utils.curvature import LossCurvature
+from lowgrad_utils.experiments import toy_levels
 from lowgrad_utils.sweeps import grid
 from lowgrad_utils.three_levels import ThreeLevels, three_levels
 
@@ -201,7 +202,7 @@ def clusters_seen(plane: Tensor, clusters: int) -> tuple[Tensor, float]:
 def toy_within_between(classes: int, p: float, cosine: float = 0.0) -> float:
     """Return ``within_between`` of the closed-form toy, for even probabilities and features.
 
-    With N of ``epochs.toy_organisation``: within^2 = a (N - p^2 C / (C-1)) and
+    With N of ``toy_levels.mean_products``: within^2 = a (N - p^2 C / (C-1)) and
     between^2 = a p^2 (C - 1 + s) / (C-1); at p = 1 the ratio is ((C-2) / (C-1+s))^(1/2).
 
     Args:
@@ -216,9 +217,8 @@ def toy_within_between(classes: int, p: float, cosine: float = 0.0) -> float:
         >>> round(toy_within_between(10, 1.0), 12) == round((8 / 9) ** 0.5, 12)
         True
     """
-    length = _toy_length(classes, p)
-    if checks.nonnegative("cosine", cosine) > 1:
-        raise ValueError(f"cosine is {cosine:g}, but a number from 0 to 1 is needed")
+    length, _ = toy_levels.mean_products(classes, p)
+    toy_levels.likeness(cosine)
     within = length - p**2 * classes / (classes - 1)
     return (within * (classes - 1) / (p**2 * (classes - 1 + cosine))) ** 0.5
 
@@ -239,17 +239,8 @@ def toy_own_length(classes: int, p: float) -> float:
         >>> [round(toy_own_length(10, p), 3) for p in (0.1, 0.9, 0.99, 0.999)]
         [1.0, 0.709, 0.224, 0.071]
     """
-    return (classes * p * (1 - p) / _toy_length(classes, p)) ** 0.5
-
-
-def _toy_length(classes: int, p: float) -> float:
-    """Return N = |e_c' - p_c|^2 for c' != c."""
-    if checks.positive_integer("classes", classes) < 3:
-        raise ValueError(f"classes is {classes}, but at least 3 are needed")
-    if checks.positive("p", p) > 1:
-        raise ValueError(f"p is {p:g}, but a probability above 0 and at most 1 is needed")
-    a = (1 - p) / (classes - 1)
-    return (1 - a) ** 2 + p**2 + (classes - 2) * a**2
+    length, _ = toy_levels.mean_products(classes, p)
+    return (classes * p * (1 - p) / length) ** 0.5
 
 
 # --- any folder of images -------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from lowgrad_utils import checks, classifiers, datasets
 from lowgrad_utils.curvature import LossCurvature
+from lowgrad_utils.experiments import toy_levels
 from lowgrad_utils.sweeps import grid
 from lowgrad_utils.three_levels import ThreeLevels, three_levels
 
@@ -45,8 +46,8 @@ def toy_organisation(classes: int, p: float, cosine: float) -> tuple[float, floa
         >>> round(by_class, 12) == round(by_logit, 12)
         True
     """
-    _check_toy(classes, p, cosine)
-    length, same_logit = _toy_products(classes, p)
+    length, same_logit = toy_levels.mean_products(classes, p)
+    toy_levels.likeness(cosine)
     grand = p**2 * (1 - cosine) / (classes - 1)
     by_class = p**2 * classes / (classes - 1)
     by_logit = (length + (classes - 2) * cosine * same_logit) / (classes - 1)
@@ -70,10 +71,11 @@ def toy_crossing(classes: int, cosine: float) -> float:
         >>> [round(toy_crossing(10, s), 2) for s in (0.0, 0.5, 0.75, 1.0)]
         [0.32, 0.74, 0.88, 1.0]
     """
-    _check_toy(classes, 1.0, cosine)
+    toy_levels.checked_classes(classes)
+    toy_levels.likeness(cosine)
 
     def lead(p: float) -> float:
-        length, same_logit = _toy_products(classes, p)
+        length, same_logit = toy_levels.mean_products(classes, p)
         return classes * p**2 - length - (classes - 2) * cosine * same_logit
 
     # The logit leads at p = 1/C. At p = 1 the lead is (C-2)(1-s), zero only for equal features.
@@ -82,22 +84,6 @@ def toy_crossing(classes: int, cosine: float) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if lead(middle) < 0 else (low, middle)
     return high
-
-
-def _toy_products(classes: int, p: float) -> tuple[float, float]:
-    """Return N and S of ``toy_organisation``."""
-    a = (1 - p) / (classes - 1)
-    rest = (classes - 2) * a**2
-    return (1 - a) ** 2 + p**2 + rest, 1 - 2 * a + 2 * p * a + rest
-
-
-def _check_toy(classes: int, p: float, cosine: float) -> None:
-    if checks.positive_integer("classes", classes) < 3:
-        raise ValueError(f"classes is {classes}, but at least 3 are needed")
-    if checks.positive("p", p) > 1:
-        raise ValueError(f"p is {p:g}, but a probability above 0 and at most 1 is needed")
-    if checks.nonnegative("cosine", cosine) > 1:
-        raise ValueError(f"cosine is {cosine:g}, but a number from 0 to 1 is needed")
 
 
 # --- the pieces of a network that the toy has -----------------------------------------------------

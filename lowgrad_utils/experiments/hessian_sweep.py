@@ -139,16 +139,7 @@ def training_cell(**cell: Any) -> dict[str, Any]:
     except DivergenceError:
         names = ("train_error", "train_loss", "train_probability", "test_error", "test_loss")
         return {"diverged": True, **dict.fromkeys(names, math.nan)}
-    on_train = classifiers.evaluate(model, *train_set)
-    on_test = classifiers.evaluate(model, *test_set)
-    return {
-        "diverged": False,
-        "train_error": on_train.error,
-        "train_loss": on_train.loss,
-        "train_probability": on_train.mean_probability,
-        "test_error": on_test.error,
-        "test_loss": on_test.loss,
-    }
+    return {"diverged": False, **_fit(model, train_set, test_set)}
 
 
 def spectrum_cell(**cell: Any) -> dict[str, Any]:
@@ -161,18 +152,27 @@ def spectrum_cell(**cell: Any) -> dict[str, Any]:
         What ``training_cell``, ``measure`` and ``clusters.cluster_numbers`` return.
     """
     model, train_set, test_set = train(**cell)
-    on_train = classifiers.evaluate(model, *train_set)
-    on_test = classifiers.evaluate(model, *test_set)
     curvature = LossCurvature(model, train_set, memory=6)
     levels = three_levels(curvature)
+    return {
+        **_fit(model, train_set, test_set),
+        **measure(curvature, levels),
+        **cluster_numbers(levels),
+    }
+
+
+def _fit(
+    model: nn.Module, train_set: tuple[Tensor, Tensor], test_set: tuple[Tensor, Tensor]
+) -> dict[str, float]:
+    """Return how well a network fits its images and generalises."""
+    on_train = classifiers.evaluate(model, *train_set)
+    on_test = classifiers.evaluate(model, *test_set)
     return {
         "train_error": on_train.error,
         "train_loss": on_train.loss,
         "train_probability": on_train.mean_probability,
         "test_error": on_test.error,
         "test_loss": on_test.loss,
-        **measure(curvature, levels),
-        **cluster_numbers(levels),
     }
 
 

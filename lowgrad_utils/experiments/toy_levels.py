@@ -26,7 +26,7 @@ def even_probabilities(classes: int, p: float) -> Tensor:
         >>> even_probabilities(3, 0.5)[1].tolist()
         [0.25, 0.5, 0.25]
     """
-    classes, p = _checked_classes(classes), _checked_probability(p)
+    classes, p = checked_classes(classes), _checked_probability(p)
     table = torch.full((classes, classes), (1 - p) / (classes - 1), dtype=torch.float64)
     return table.fill_diagonal_(p)
 
@@ -42,7 +42,7 @@ def even_gram(classes: int, cosine: float = 0.0) -> Tensor:
     Raises:
         ValueError: If there are no such features.
     """
-    classes = _checked_classes(classes)
+    classes = checked_classes(classes)
     cosine = _checked_cosine(cosine, classes)
     return torch.full((classes, classes), cosine, dtype=torch.float64).fill_diagonal_(1)
 
@@ -120,7 +120,7 @@ def closed_form(classes: int, p: float, cosine: float = 0.0) -> dict[str, list[t
         >>> round(value, 6), count
         (0.008281, 9)
     """
-    c, p = _checked_classes(classes), _checked_probability(p)
+    c, p = checked_classes(classes), _checked_probability(p)
     s = _checked_cosine(cosine, c)
     a = (1 - p) / (c - 1)
     terms = {"G1": [(a * p**2 * (1 + s / (c - 1)), c - 1), (a * p**2 * (1 - s), 1)]}
@@ -132,7 +132,50 @@ def closed_form(classes: int, p: float, cosine: float = 0.0) -> dict[str, list[t
     return terms
 
 
-def _checked_classes(classes: int) -> int:
+def mean_products(classes: int, p: float) -> tuple[float, float]:
+    """Return N and S: inner products of the toy's unweighted means e_c' - p_c, features aside.
+
+    With a = (1-p)/(C-1): N = (1-a)^2 + p^2 + (C-2) a^2 is the squared length for c' != c, and
+    S = 1 - 2a + 2pa + (C-2) a^2 the product of those of two classes with one logit c'.
+
+    Args:
+        classes: C, at least 3.
+        p: Probability of the true class, above 0 up to 1.
+
+    Raises:
+        ValueError: If one is out of range.
+    """
+    checked_classes(classes)
+    if checks.positive("p", p) > 1:
+        raise ValueError(f"p is {p:g}, but a probability above 0 and at most 1 is needed")
+    a = (1 - p) / (classes - 1)
+    rest = (classes - 2) * a**2
+    return (1 - a) ** 2 + p**2 + rest, 1 - 2 * a + 2 * p * a + rest
+
+
+def likeness(cosine: float) -> float:
+    """Return the cosine of two classes' features if it lies between 0 and 1.
+
+    Args:
+        cosine: s.
+
+    Raises:
+        ValueError: If it does not.
+    """
+    if checks.nonnegative("cosine", cosine) > 1:
+        raise ValueError(f"cosine is {cosine:g}, but a number from 0 to 1 is needed")
+    return float(cosine)
+
+
+def checked_classes(classes: int) -> int:
+    """Return the number of classes if there are at least 3, so that something is left for G2.
+
+    Args:
+        classes: C.
+
+    Raises:
+        ValueError: If there are fewer.
+    """
     if checks.positive_integer("classes", classes) < 3:
         raise ValueError(f"classes is {classes}, but at least 3 are needed")
     return int(classes)
