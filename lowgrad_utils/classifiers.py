@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from lowgrad_utils import checks
+from lowgrad_utils import checks, files
 from lowgrad_utils.training import DivergenceError
 
 #: The networks that ``build`` knows. Parameters at width 1, 3 x 32 x 32, ten classes: ``vgg11``
@@ -724,13 +724,8 @@ def _write(path: Path, content: Mapping[str, Any]) -> str:
     buffer = io.BytesIO()
     torch.save(content, buffer)
     data = buffer.getvalue()
-    unfinished = path.with_name(path.name + ".partial")
     try:
-        with open(unfinished, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
+        files.write_whole(path, data)
     except OSError as error:
         raise CheckpointError(f"{path} could not be written: {error.strerror}") from error
     return hashlib.sha256(data).hexdigest()

@@ -24,7 +24,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from torch.nn import functional as F
 
-from lowgrad_utils import checks
+from lowgrad_utils import checks, files
 
 
 class DataError(ValueError):
@@ -119,7 +119,6 @@ EMBEDDINGS = {
 }
 
 _KEYS = ("x_train", "y_train", "x_test", "y_test")
-_FOLDER = Path(__file__).parent
 _STALE_SECONDS = 24 * 3600
 # What reading a damaged npz archive can raise; TypeError if it is one bare array.
 _DAMAGE = (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)
@@ -487,11 +486,9 @@ def _choose(labels: Tensor, n, per_class, seed, where: str) -> Tensor:
 
 def _read_shipped(facts: Archive) -> dict[str, np.ndarray]:
     """Return the arrays of a shipped archive after checking its SHA-256."""
-    # In the wheel the data lie inside the package, in a clone beside it.
-    places = [folder / facts.archive for folder in (_FOLDER / "data", _FOLDER.parent / "data")]
-    path = next((place for place in places if place.is_file()), None)
+    path = files.data_folder() / facts.archive
     remedy = f"restore it with `git checkout -- data/{facts.archive}`, or reinstall lowgrad_utils"
-    if path is None:
+    if not path.is_file():
         raise DataError(f"{facts.archive} is missing beside the package; {remedy}")
     content = path.read_bytes()
     if hashlib.sha256(content).hexdigest() != facts.sha256:

@@ -8,9 +8,8 @@ needs a network connection once. Neither is needed to read the book.
 
 import argparse
 import hashlib
-import os
+import io
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from lowgrad_utils import checks, datasets
+from lowgrad_utils import checks, datasets, files
 
 _LITE0_SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 
@@ -192,15 +191,9 @@ def write_embeddings(
         arrays[f"y_{split}"] = getattr(images, f"y_{split}").numpy().astype(np.uint8)
     path = Path(folder) / datasets.EMBEDDINGS["cifar10-embeddings"].archive
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".partial", delete=False) as file:
-        try:
-            np.savez_compressed(file, **arrays)
-            file.flush()
-            os.chmod(file.name, 0o644)
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise
+    content = io.BytesIO()
+    np.savez_compressed(content, **arrays)
+    files.write_whole(path, content.getvalue())
     return path
 
 

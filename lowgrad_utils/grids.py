@@ -15,11 +15,12 @@ from typing import Any
 
 import pandas as pd
 
-from lowgrad_utils import checks, sweeps
+from lowgrad_utils import checks, files, sweeps
 from lowgrad_utils.experiments import (
     alignment_grid,
     clusters,
     density,
+    edge_threshold,
     embedded_images,
     epochs,
     excess,
@@ -107,8 +108,7 @@ def _figure_1() -> tuple[Cell, ...]:
 
 
 def _folder() -> Path:
-    inside = Path(__file__).parent / "data"
-    return (inside if inside.is_dir() else Path(__file__).parent.parent / "data") / "grids"
+    return files.data_folder("grids")
 
 
 def _winning_cells() -> tuple[Cell, ...]:
@@ -307,6 +307,14 @@ GRIDS: dict[str, Grid] = {
         spot=1,
         first=1,
         atol=1.0,
+    ),
+    "edge-threshold": Grid(
+        edge_threshold.threshold_cell,
+        edge_threshold.threshold_cells(),
+        "What lies above the bulk edge in the shipped networks, trained and not, and what it knows",
+        spot=1,
+        first=3,
+        atol=0.05,
     ),
     "excess-small": Grid(
         excess.small_network_cell,

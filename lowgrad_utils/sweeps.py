@@ -24,7 +24,7 @@ from joblib.externals.loky.process_executor import TerminatedWorkerError
 from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
-from lowgrad_utils import checks
+from lowgrad_utils import checks, files
 
 try:
     import fcntl
@@ -262,8 +262,8 @@ def save_grid(frame: pd.DataFrame, path: str | Path, provenance: Mapping[str, An
     }
     text = json.dumps(about, indent=2, ensure_ascii=False) + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)
-    _replace(path, content)
-    _replace(path.with_suffix(".json"), text.encode())
+    files.write_whole(path, content)
+    files.write_whole(path.with_suffix(".json"), text.encode())
 
 
 def load_grid(path: str | Path) -> pd.DataFrame:
@@ -676,10 +676,3 @@ def _code(function: Callable) -> str | None:
     except (OSError, TypeError, SyntaxError):
         return None  # written in C, typed at a prompt, or a lambda inside a longer statement
     return hashlib.sha256(source.encode()).hexdigest()
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write a file in one step, so that an interruption leaves the old one or the new one."""
-    unfinished = path.with_name(path.name + ".partial")
-    unfinished.write_bytes(content)
-    os.replace(unfinished, path)

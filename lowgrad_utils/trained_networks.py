@@ -13,10 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lowgrad_utils import checks, classifiers, datasets
+from lowgrad_utils import checks, classifiers, datasets, files
 from lowgrad_utils.curvature import LossCurvature
-
-_FOLDER = Path(__file__).parent
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -54,8 +52,7 @@ class TrainedNetwork:
 
 def folder() -> Path:
     """Where the networks are: data/networks, beside or inside the package."""
-    inside = _FOLDER / "data"
-    return (inside if inside.is_dir() else _FOLDER.parent / "data") / "networks"
+    return files.data_folder("networks")
 
 
 def names() -> list[str]:
@@ -112,9 +109,7 @@ def store(model: nn.Module, cell: Mapping[str, Any]) -> str:
     manifest = _manifest() if _manifest_path().is_file() else {}
     manifest[name] = {"sha256": sha256, "bytes": path.stat().st_size, **cell}
     text = json.dumps(dict(sorted(manifest.items())), indent=2) + "\n"
-    unfinished = _manifest_path().with_suffix(".partial")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(_manifest_path())
+    files.write_whole(_manifest_path(), text.encode())
     return name
 
 

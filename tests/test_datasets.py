@@ -21,7 +21,7 @@ import sklearn.datasets._openml
 import torch
 from PIL import Image
 
-from lowgrad_utils import datasets
+from lowgrad_utils import datasets, files
 from lowgrad_utils.datasets import DataError
 
 ROOT = Path(__file__).parent.parent
@@ -58,7 +58,7 @@ def use_tiny_set(patch, package):
         shape=SHAPE,
     )
     patch.setitem(datasets.SETS, "mnist", facts)
-    patch.setattr(datasets, "_FOLDER", package)
+    patch.setattr(files, "_PACKAGE", package)
     return arrays
 
 
@@ -211,7 +211,7 @@ def test_a_missing_archive_says_how_to_get_it_back(tiny, tmp_path):
 
 
 def test_data_are_found_beside_the_package_and_inside_it(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets, "_FOLDER", tmp_path / "package" / "inner")
+    monkeypatch.setattr(files, "_PACKAGE", tmp_path / "package" / "inner")
     assert len(datasets.load("mnist").x_train) == 3
 
 
@@ -403,7 +403,7 @@ def test_damaged_shipped_features_are_refused(tmp_path, monkeypatch):
     (tmp_path / "data").mkdir()
     content = (ROOT / "data" / "cifar10_embeddings.npz").read_bytes()
     (tmp_path / "data" / "cifar10_embeddings.npz").write_bytes(content[:-1])
-    monkeypatch.setattr(datasets, "_FOLDER", tmp_path)
+    monkeypatch.setattr(files, "_PACKAGE", tmp_path)
     refuse(
         "truncated: 5624376 of 5624377 bytes; restore it with `git checkout -- data/cifar10_emb",
         name="cifar10-embeddings",

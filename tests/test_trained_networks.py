@@ -3,7 +3,7 @@ import json
 import pytest
 import torch
 
-from lowgrad_utils import classifiers, datasets, trained_networks
+from lowgrad_utils import classifiers, datasets, files, trained_networks
 from lowgrad_utils.classifiers import CheckpointError
 
 CELL = {
@@ -103,7 +103,7 @@ def test_shipped_networks_know_their_images(name):
 
 def test_the_folder_of_a_wheel_comes_first(tmp_path, monkeypatch):
     assert trained_networks.folder().name == "networks"
-    monkeypatch.setattr(trained_networks, "_FOLDER", tmp_path / "package")
+    monkeypatch.setattr(files, "_PACKAGE", tmp_path / "package")
     assert trained_networks.folder() == tmp_path / "data" / "networks"
     (tmp_path / "package" / "data").mkdir(parents=True)
     assert trained_networks.folder() == tmp_path / "package" / "data" / "networks"

@@ -17,7 +17,7 @@ from sklearn.manifold import TSNE
 from sklearn.metrics import silhouette_score
 from torch import Tensor, nn
 
-from lowgrad_utils import checks, classifiers, datasets, trained_networks
+from lowgrad_utils import checks, classifiers, datasets, files, trained_networks
 from lowgrad_utils.curvature import LossCurvature
 from lowgrad_utils.experiments import toy_levels
 from lowgrad_utils.sweeps import grid
@@ -356,14 +356,15 @@ def store_levels() -> list[str]:
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)
     data = buffer.getvalue()
-    _store_path().write_bytes(data)
+    files.write_whole(_store_path(), data)
     facts = {
         "command": "python -m lowgrad_utils.experiments.clusters",
         "sha256": hashlib.sha256(data).hexdigest(),
         "networks": about,
         "weights": weights,
     }
-    _store_path().with_suffix(".json").write_text(json.dumps(facts, indent=2) + "\n")
+    text = json.dumps(facts, indent=2) + "\n"
+    files.write_whole(_store_path().with_suffix(".json"), text.encode())
     return list(arrays)
 
 
