@@ -1,0 +1,543 @@
+import copy
+import math
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from lowgrad_utils import experiments
+from lowgrad_utils.curvature import LossCurvature
+from lowgrad_utils.diagnosis import diagnose, layer_names
+from lowgrad_utils.gradients import decompose
+from lowgrad_utils.random_matrices import spiked_singular_value
+from lowgrad_utils.spectra import alignment, operator_norm
+
+CROSS_ENTROPY = nn.CrossEntropyLoss()
+
+
+def random(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(
+        *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    ).to(dtype)
+
+
+def seeded(build):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return build().double().eval()
+
+
+def mlp():
+    return seeded(lambda: nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 4)))
+
+
+LABELS = torch.arange(30) % 4
+X = random(30, 8)
+
+
+class Averaged(nn.Module):
+    """A layer, something bent, and the mean over positions as four logits."""
+
+    def __init__(self, layer, channels):
+        super().__init__()
+        self.layer, self.head = layer, nn.Linear(channels, 4)
+
+    def forward(self, x):
+        h = torch.tanh(self.layer(x))
+        h = h.mean(1) if isinstance(self.layer, nn.Linear) else h.flatten(2).mean(2)
+        return self.head(h)
+
+
+def autograd_gradient(model, weight, x, y, loss=CROSS_ENTROPY):
+    gradient = torch.autograd.grad(loss(model(x), y), weight)[0]
+    return gradient.flatten(1).T
+
+
+CONVOLUTIONS = {
+    "plain": (lambda: nn.Conv2d(3, 5, 3), (7, 6)),
+    "uneven": (lambda: nn.Conv2d(3, 5, (3, 2), stride=(2, 1), padding=(1, 0)), (7, 6)),
+    "dilated": (lambda: nn.Conv2d(3, 5, 3, dilation=(1, 2), padding=2, stride=2), (8, 9)),
+    "same": (lambda: nn.Conv2d(3, 5, (4, 3), padding="same", bias=False), (6, 7)),
+    "circular": (lambda: nn.Conv2d(3, 5, 3, padding=1, padding_mode="circular"), (6, 7)),
+    "reflect": (lambda: nn.Conv2d(3, 5, 3, padding=(2, 1), padding_mode="reflect"), (6, 7)),
+    "line": (lambda: nn.Conv1d(3, 5, 4, stride=3, padding=2, dilation=2), (19,)),
+    "volume": (lambda: nn.Conv3d(2, 3, (2, 3, 1), stride=(1, 2, 1), padding=1), (3, 5, 2)),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_gradient_of_a_convolution_is_that_of_autograd(name):
+    build, size = CONVOLUTIONS[name]
+    model = seeded(lambda: Averaged(layer := build(), layer.out_channels))
+    x = random(30, model.layer.in_channels, *size)
+    found = diagnose(model, "layer", (x, LABELS), CROSS_ENTROPY)
+    wanted = autograd_gradient(model, model.layer.weight, x, LABELS)
+    torch.testing.assert_close(found.G, wanted, rtol=1e-12, atol=1e-15)
+    positions = model.layer(x).flatten(2).shape[2]
+    assert (found.rows, found.examples) == (30 * positions, 30)
+
+
+def test_gradient_of_a_layer_on_tokens_is_that_of_autograd():
+    model = seeded(lambda: Averaged(nn.Linear(8, 6), 6))
+    x = random(30, 5, 8)
+    found = diagnose(model, model.layer, (x, LABELS), CROSS_ENTROPY)
+    wanted = autograd_gradient(model, model.layer.weight, x, LABELS)
+    torch.testing.assert_close(found.G, wanted, rtol=1e-12, atol=1e-15)
+    assert (found.layer, found.rows) == ("layer", 150)
+
+
+def test_batches_give_what_one_batch_gives(monkeypatch):
+    model = seeded(lambda: Averaged(nn.Conv2d(3, 5, 3), 5))
+    x = random(30, 3, 6, 6)
+    whole = diagnose(model, "layer", (x, LABELS), CROSS_ENTROPY)
+    loader = DataLoader(TensorDataset(x, LABELS), batch_size=8)
+    # A few examples' patches at a time, too.
+    monkeypatch.setattr("lowgrad_utils.diagnosis._CHUNK_BYTES", 3 * 8 * (27 + 5) * 16)
+    parts = diagnose(model, "layer", loader, CROSS_ENTROPY)
+    for name in ("G", "q"):
+        torch.testing.assert_close(getattr(parts, name), getattr(whole, name))
+    assert parts.signal_share == pytest.approx(whole.signal_share)
+    assert alignment(parts.v, whole.v) == pytest.approx(1)
+    assert (parts.rows, parts.examples) == (whole.rows, 30)
+
+
+def test_a_layer_that_is_called_twice_has_the_rows_of_both():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.head = nn.Linear(8, 8), nn.Linear(8, 4)
+
+        def forward(self, x):
+            return self.head(torch.tanh(self.layer(torch.tanh(self.layer(x)))))
+
+    model = seeded(Twice)
+    found = diagnose(model, "layer", (X, LABELS), CROSS_ENTROPY)
+    wanted = autograd_gradient(model, model.layer.weight, X, LABELS)
+    torch.testing.assert_close(found.G, wanted, rtol=1e-12, atol=1e-15)
+    assert found.rows == 60
+
+
+@pytest.mark.parametrize("centre", [False, True])
+def test_pieces_are_those_of_the_definition(centre):
+    model = mlp()
+    x = X + 0.5
+    found = diagnose(model, "2", (x, LABELS), CROSS_ENTROPY, centre=centre)
+    h = torch.tanh(model[0](x)).detach()
+    p = model(x).softmax(1).detach()
+    Delta = (p - F.one_hot(LABELS, 4)) / 30
+    moved = h - h.mean(0) if centre else h
+    q = torch.linalg.svd(moved, full_matrices=False).Vh[0]
+    assert alignment(found.q, q) == pytest.approx(1)
+    zeta = float((h @ q).norm()) / 30**0.5
+    z = h @ q / zeta
+    U, s, Vh = torch.linalg.svd(Delta, full_matrices=False)
+    r, mu = U[:, 0], s[0] * Vh[0]
+    rest = Delta - torch.outer(r, mu)
+    X_B = h - zeta * torch.outer(z, q)
+    pieces = {
+        "S1": torch.outer(X_B.T @ r, mu),
+        "S12": zeta * (z @ r) * torch.outer(q, mu),
+        "S2": zeta * torch.outer(q, z @ rest),
+        "E": X_B.T @ rest,
+    }
+    total = sum(pieces.values())
+    torch.testing.assert_close(found.G, total, rtol=1e-10, atol=1e-14)
+    for name, piece in pieces.items():
+        got = found.E if name == "E" else getattr(found, name).matrix()
+        torch.testing.assert_close(got, piece, rtol=1e-9, atol=1e-14)
+        assert found.pieces[name] == pytest.approx(operator_norm(piece))
+        share = float(piece.square().sum() / total.square().sum())
+        assert found.shares[name] == pytest.approx(share)
+    assert sum(found.shares.values()) == pytest.approx(1, abs=1e-12)
+    assert found.signal_share == pytest.approx(float(s[0] ** 2 / s.square().sum()))
+    values = torch.linalg.svdvals(moved).square() / 30
+    assert found.input_values == pytest.approx(values[:2].tolist())
+    assert found.nu == pytest.approx(0.5 * math.log(values[0] / values[1]) / math.log(30))
+    mean = h.mean(0)
+    assert found.mean_alignment == pytest.approx(float((q @ mean).abs() / mean.norm()))
+    triplets = torch.linalg.svd(found.G, full_matrices=False)
+    torch.testing.assert_close(found.singular_values, triplets.S)
+    torch.testing.assert_close(found.along_q, (triplets.U.T @ q).abs()[: len(found.along_q)])
+    span = torch.linalg.qr(torch.stack([q, X_B.T @ r], 1)).Q
+    plane = (span.T @ triplets.U[:, :2]).square().sum() / 2
+    assert found.plane == pytest.approx(float(plane))
+    assert found.stable_rank == pytest.approx(float((triplets.S**2).sum() / triplets.S[0] ** 2))
+
+
+# --- the network of the first paper: estimates beside the truth -----------------------------------
+
+
+class Activation(nn.Module):
+    def __init__(self, sigma):
+        super().__init__()
+        self.sigma = sigma
+
+    def forward(self, x):
+        return self.sigma.value(x)
+
+
+def as_modules(network):
+    m, d = network.W.shape
+    inner, outer = nn.Linear(d, m, bias=False), nn.Linear(m, 1, bias=False)
+    model = nn.Sequential(inner, Activation(network.sigma), outer, nn.Flatten(0)).double().eval()
+    with torch.no_grad():
+        inner.weight.copy_(network.W)
+        outer.weight.copy_((network.gamma * network.a)[None])
+    return model
+
+
+@pytest.mark.parametrize("nu", [0.25, 0.375, 0.45])
+@pytest.mark.parametrize("activation", ["relu", "softplus", "tanh"])
+def test_estimates_find_the_pieces_of_the_two_layer_network(nu, activation):
+    case = experiments.scenario(400, nu=nu, activation=activation, residue="offset", seed=1)
+    model = as_modules(case.network)
+    loss = lambda f, r: (f * r).mean()  # noqa: E731  (its residue is r)
+    found = diagnose(model, "0", (case.data.X, case.residue), loss)
+    parts = decompose(case.data, case.network, case.residue)
+    torch.testing.assert_close(found.G, parts.G, rtol=1e-10, atol=1e-12 * operator_norm(parts.G))
+    # As far as the spike can be seen in the data, which theory says.
+    theta = case.data.zeta * float(case.data.z.norm()) / 400**0.5
+    predicted = spiked_singular_value(theta, 0.75).right ** 0.5
+    assert alignment(found.q, case.data.q) == pytest.approx(predicted, abs=0.03)
+    assert alignment(found.v, parts.S1.v) > 0.98
+    assert alignment(found.S1.u, parts.S1.u) > 0.97
+    for name in ("S1", "S2"):
+        assert found.pieces[name] == pytest.approx(getattr(parts, name).norm, rel=0.15)
+    assert found.plane > 0.9 and found.outliers in (2, 3)
+
+
+def test_random_signs_are_a_null():
+    # Examples of independent random signs: their gradient is one more draw of the null, so that
+    # its rest is above the largest of 9 draws in one case of ten, and 12 of 40 have chance 1e-4.
+    model = seeded(lambda: nn.Sequential(nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 1)))
+    above = 0
+    for seed in range(40):
+        x, signs = random(60, 20, seed=seed), random(60, 1, seed=100 + seed).sign()
+        found = diagnose(model, "0", (x, signs), lambda f, r: (f * r).mean(), draws=9, seed=seed)
+        above += found.pieces["E"] > found.edge
+    assert above < 12
+    # A task that the examples share is seen.
+    found = diagnose(model, "0", (x, 5 + x[:, :1]), lambda f, y: (f - y).square().mean())
+    assert found.outliers >= 1 and found.leader in ("data", "residue")
+
+
+def test_signs_are_those_of_examples_and_the_seed_decides():
+    model = seeded(lambda: Averaged(nn.Conv2d(3, 5, 3), 5))
+    x = random(2, 3, 6, 6)
+    data = (x, LABELS[:2])
+    found = diagnose(model, "layer", data, CROSS_ENTROPY, draws=30)
+    # Two examples have two relative signs: all norms are one of two.
+    assert len({round(norm, 12) for norm in found.null_norms}) == 2
+    again = diagnose(model, "layer", data, CROSS_ENTROPY, draws=30)
+    assert again.null_norms == found.null_norms
+    other = diagnose(model, "layer", data, CROSS_ENTROPY, draws=30, seed=1)
+    assert other.null_norms != found.null_norms
+
+
+# --- Gauss-Newton ---------------------------------------------------------------------------------
+
+
+def test_gauss_newton_share_is_that_of_the_matrix():
+    model = mlp()
+    found = diagnose(model, "2", (X, LABELS), CROSS_ENTROPY, gauss_newton=True)
+    h, p = torch.tanh(model[0](X)).detach(), model(X).softmax(1).detach()
+    weights = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
+    # Weights of the last layer, logit by logit: G = mean of (diag(p) - p p^T) kron h h^T.
+    matrix = torch.einsum("iab,ic,id->acbd", weights, h, h).reshape(24, 24) / 30
+    top = torch.linalg.eigh(matrix).eigenvectors[:, -4:]
+    g = found.G.T.reshape(-1)
+    share = float((top.T @ g).square().sum() / g.square().sum())
+    assert found.gauss_newton == pytest.approx(share, abs=1e-4)
+    assert 0 < found.gauss_newton_null < 1
+    assert "Gauss-Newton" in found.table().index
+    assert diagnose(model, "2", (X, LABELS), CROSS_ENTROPY).gauss_newton is None
+
+
+def test_gauss_newton_refuses_another_loss_and_computed_weights():
+    model = mlp()
+    smooth = nn.CrossEntropyLoss(label_smoothing=0.2)
+    with pytest.raises(ValueError, match="loss is not the mean softmax cross-entropy"):
+        diagnose(model, "0", (X, LABELS), smooth, gauss_newton=True)
+    nn.utils.parametrizations.weight_norm(model[0])
+    model.eval()
+    found = diagnose(model, "0", (X, LABELS), CROSS_ENTROPY)
+    assert found.kind == "ParametrizedLinear"
+    with pytest.raises(ValueError, match="no parameter but computed from some"):
+        diagnose(model, "0", (X, LABELS), CROSS_ENTROPY, gauss_newton=True)
+
+
+# --- the model stays as it is ---------------------------------------------------------------------
+
+
+def _state(model):
+    return {
+        "weights": {name: t.clone() for name, t in model.state_dict().items()},
+        "grads": [p.grad.clone() if p.grad is not None else None for p in model.parameters()],
+        "flags": [p.requires_grad for p in model.parameters()],
+        "modes": [m.training for m in model.modules()],
+        "hooks": [len(m._forward_hooks) for m in model.modules()],
+        "random": torch.random.get_rng_state(),
+    }
+
+
+def _same(one, other):
+    torch.testing.assert_close(one["weights"], other["weights"], rtol=0, atol=0)
+    torch.testing.assert_close(one["random"], other["random"])
+    for a, b in zip(one["grads"], other["grads"]):
+        assert (a is None) == (b is None) and (a is None or torch.equal(a, b))
+    assert all(one[key] == other[key] for key in ("flags", "modes", "hooks"))
+
+
+def test_the_model_is_left_as_it_was():
+    model = seeded(
+        lambda: nn.Sequential(
+            *(nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.ReLU(inplace=True), nn.Dropout()),
+            *(nn.Flatten(), nn.Linear(80, 4)),
+        )
+    )
+    x = random(30, 3, 6, 6)
+    CROSS_ENTROPY(model(x), LABELS).backward()
+    model[5].weight.grad = None
+    model[0].bias.requires_grad_(False)
+    before = _state(model)
+    for name in layer_names(model):
+        diagnose(model, name, (x, LABELS), CROSS_ENTROPY, gauss_newton=name == "0")
+    _same(before, _state(model))
+
+    def broken(output, targets):
+        raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        diagnose(model, "0", (x, LABELS), broken)
+    with pytest.raises(RuntimeError):
+        diagnose(model, "0", (x[:, :, :3, :3], LABELS), CROSS_ENTROPY)
+    _same(before, _state(model))
+
+
+def test_frozen_weights_and_changes_in_place_do_not_matter():
+    first, rest = (nn.Linear(8, 6), nn.ReLU(True)), (nn.Linear(6, 6), nn.ReLU(True))
+    model = seeded(lambda: nn.Sequential(*first, *rest, nn.Linear(6, 4)))
+    wanted = [autograd_gradient(model, model[k].weight, X, LABELS) for k in (0, 2, 4)]
+    for frozen in (False, True):
+        model.requires_grad_(not frozen)
+        for k, gradient in zip((0, 2, 4), wanted):
+            with torch.no_grad():
+                found = diagnose(model, str(k), (X, LABELS), CROSS_ENTROPY)
+            torch.testing.assert_close(found.G, gradient, rtol=1e-12, atol=1e-15)
+
+
+def test_an_input_that_is_changed_later_was_copied():
+    class Changing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.head = nn.Linear(8, 6), nn.Linear(6, 4)
+
+        def forward(self, x):
+            x = 1 * x
+            h = self.layer(x)
+            x.zero_()
+            return self.head(h)
+
+    model = seeded(Changing).requires_grad_(False)
+    found = diagnose(model, "layer", (X, LABELS), CROSS_ENTROPY)
+    same = nn.Sequential(model.layer, model.head).requires_grad_()
+    wanted = autograd_gradient(same, model.layer.weight, X, LABELS)
+    torch.testing.assert_close(found.G, wanted, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_lower_precision_is_summed_in_double(dtype):
+    model = mlp()
+    exact = diagnose(model, "0", (X, LABELS), CROSS_ENTROPY)
+    found = diagnose(copy.deepcopy(model).to(dtype), "0", (X.to(dtype), LABELS), CROSS_ENTROPY)
+    assert found.G.dtype == torch.float64
+    off = (found.G - exact.G).norm() / exact.G.norm()
+    assert off < (1e-5 if dtype == torch.float32 else 0.1)
+
+
+def test_layers_of_a_transformer_are_seen_in_evaluation_mode():
+    layer = lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)  # noqa: E731
+    model = seeded(lambda: Averaged(nn.Linear(8, 8), 8))
+    model.layer = seeded(layer)
+
+    class Tokens(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder, self.head = seeded(layer), seeded(lambda: nn.Linear(8, 4))
+
+        def forward(self, x):
+            return self.head(self.encoder(x).mean(1))
+
+    model = Tokens().requires_grad_(False).eval()
+    x = random(30, 5, 8)
+    found = diagnose(model, "encoder.linear1", (x, LABELS), CROSS_ENTROPY)
+    model.requires_grad_()
+    wanted = autograd_gradient(model, model.encoder.linear1.weight, x, LABELS)
+    torch.testing.assert_close(found.G, wanted, rtol=1e-10, atol=1e-14)
+    assert torch.backends.mha.get_fastpath_enabled()
+    with pytest.raises(ValueError, match=r"'encoder.self_attn.out_proj' is not called as a module"):
+        diagnose(model, "encoder.self_attn.out_proj", (x, LABELS), CROSS_ENTROPY)
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+def test_table_and_numbers_say_the_same():
+    found = diagnose(mlp(), "0", (X, LABELS), CROSS_ENTROPY)
+    table, numbers = found.table(), found.numbers()
+    assert table.loc["s₁", "value"] == numbers["s1"] == pytest.approx(found.singular_values[0])
+    assert table.loc["share of S₁₂", "value"] == numbers["share_S12"]
+    assert table.loc["|u₁ᵀq|", "value"] == numbers["u1_q"]
+    assert table.loc["outliers", "value"] == numbers["outliers"]
+    assert set(table.columns) == {"value", "meaning"}
+    assert numbers["leader"] in ("data", "residue", "neither")
+    assert math.isnan(numbers["gauss_newton"])
+    assert repr(found) == "Diagnosis(0: Linear, gradient 8 x 6, 30 examples, 30 rows)"
+
+
+def test_a_rank_one_gradient_has_no_rest():
+    model = seeded(lambda: nn.Linear(8, 4))
+    x = random(1, 8).expand(5, 8)
+    y = torch.tensor([0, 0, 0, 0, 0])
+    found = diagnose(model, "", (x, y), CROSS_ENTROPY)
+    assert found.shares["S12"] == pytest.approx(1)
+    assert found.stable_rank == pytest.approx(1) and found.nu == math.inf
+    assert found.leader == "data" and repr(found).startswith("Diagnosis(the model: Linear")
+    with pytest.raises(ValueError, match="inputs of the layer are all alike: no direction"):
+        diagnose(model, "", (x, y), CROSS_ENTROPY, centre=True)
+
+
+# --- one clear line -------------------------------------------------------------------------------
+
+
+class Zoo(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder_1 = nn.Linear(8, 6)
+        self.encoder_2 = nn.Linear(6, 6)
+        self.lstm = nn.LSTM(6, 6, batch_first=True)
+        self.depthwise = nn.Conv1d(6, 6, 1, groups=3)
+        self.single = nn.Linear(6, 1)
+        self.unused = nn.Linear(6, 6)
+        self.silent = nn.Linear(6, 6)
+        self.head = nn.Linear(6, 4)
+
+    def forward(self, x):
+        h = torch.tanh(self.encoder_2(torch.tanh(self.encoder_1(x))))
+        self.silent(h)
+        with torch.no_grad():
+            g = self.lstm(h[:, None])[0][:, 0]
+        return self.head(h + g)
+
+
+class Scaled(nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("layer", "line"),
+    [
+        (
+            "encoder",
+            "layer is 'encoder', but one of the model's 5 layers is needed, such as encode",
+        ),
+        ("nothing like it", "such as encoder_1, encoder_2, unused, silent"),
+        ("lstm", "layer 'lstm' is a LSTM, but a Linear, Conv1d, Conv2d or Conv3d is needed"),
+        ("depthwise", "has groups=3: its gradient is 3 matrices, not one"),
+        ("single", "one input or one output: its gradient is a single vector"),
+        ("unused", "layer 'unused' is not called as a module on these data"),
+        ("silent", "no gradient reaches layer 'silent'"),
+        (nn.Linear(2, 2), "layer is a Linear that is no part of the model"),
+    ],
+)
+def test_a_layer_that_will_not_do_is_named(layer, line):
+    with pytest.raises(ValueError, match=line) as caught:
+        diagnose(seeded(Zoo), layer, (X, LABELS), CROSS_ENTROPY)
+    assert "\n" not in str(caught.value)
+
+
+def test_quantised_lazy_and_overridden_layers_are_refused():
+    model = mlp().float()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            quantised = torch.ao.quantization.quantize_dynamic(copy.deepcopy(model), {nn.Linear})
+        except (AttributeError, RuntimeError):  # torch is about to move it elsewhere
+            quantised = None
+    if quantised is not None:
+        with pytest.raises(ValueError, match="but the model has no Linear, Conv1d"):
+            diagnose(quantised, "1.0", (X.float(), LABELS), CROSS_ENTROPY)
+    lazy = nn.Sequential(nn.LazyLinear(4)).eval()
+    with pytest.raises(ValueError, match="has no weights yet: call the model once"):
+        diagnose(lazy, "0", (X, LABELS), CROSS_ENTROPY)
+    scaled = seeded(lambda: nn.Sequential(Scaled(8, 4)))
+    with pytest.raises(ValueError, match="a Scaled, does not compute x W"):
+        diagnose(scaled, "0", (X, LABELS), CROSS_ENTROPY)
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "line"),
+    [
+        (X, TypeError, "data is a Tensor, but a pair"),
+        ([X], TypeError, "data gives a Tensor, but a pair"),
+        ([], ValueError, "data has no examples: the loader is empty"),
+        ((X[:0], LABELS[:0]), ValueError, "data has a batch without examples"),
+        ((X[:1], LABELS[:1]), ValueError, "data has 1 example, but at least 2 are needed"),
+        ((X, LABELS[:9]), ValueError, "data gives 30 inputs, but 9 targets"),
+        ([({"x": X}, LABELS)], TypeError, "inputs that are a dict, but a tensor is needed"),
+        ((X.float(), LABELS), TypeError, "inputs have dtype torch.float32, but the model's param"),
+        ((X * math.nan, LABELS), ValueError, "the loss is nan"),
+    ],
+)
+def test_data_that_will_not_do_are_named(data, error, line):
+    with pytest.raises(error, match=line):
+        diagnose(mlp(), "0", data, CROSS_ENTROPY)
+
+
+@pytest.mark.parametrize(
+    ("loss", "error", "line"),
+    [
+        ("mse", TypeError, "loss is a str, but a function"),
+        (nn.CrossEntropyLoss(reduction="sum"), ValueError, "loss has reduction 'sum'"),
+        (lambda f, y: f.sum(1), ValueError, r"loss returns shape \(30,\), but one number"),
+        (lambda f, y: 1.0, TypeError, "loss returns a float, but a tensor"),
+        (lambda f, y: f.sum() * 0, ValueError, "the gradient of layer '0' is zero|all zero"),
+        (lambda f, y: f.detach().sum(), ValueError, "no gradient reaches layer '0'"),
+    ],
+)
+def test_losses_that_will_not_do_are_named(loss, error, line):
+    with pytest.raises(error, match=line):
+        diagnose(mlp(), "0", (X, LABELS), loss)
+
+
+def test_other_arguments_are_checked():
+    model, data = mlp(), (X, LABELS)
+    with pytest.raises(TypeError, match=r"model is a function, but a torch.nn.Module is needed"):
+        diagnose(lambda x: x, "0", data, CROSS_ENTROPY)
+    with pytest.raises(TypeError, match="layer is a int, but a name or a module is needed"):
+        diagnose(model, 0, data, CROSS_ENTROPY)
+    with pytest.raises(ValueError, match="draws is 0"):
+        diagnose(model, "0", data, CROSS_ENTROPY, draws=0)
+    with pytest.raises(ValueError, match=r"takes 3.*e-06 GB, but memory is 1e-06"):
+        diagnose(model, "0", data, CROSS_ENTROPY, memory=1e-6)
+    model[1].train()
+    with pytest.raises(ValueError, match=r"module '1' is in train mode.*call model.eval\(\) first"):
+        diagnose(model, "0", data, CROSS_ENTROPY)
+
+
+def test_signals_that_are_not_finite_are_named():
+    # The square root of 0 is finite, its slope is not.
+    loss = lambda f, y: (0 * f).sqrt().mean()  # noqa: E731
+    with pytest.raises(ValueError, match="inputs or signals have NaN or infinite entries"):
+        diagnose(mlp(), "0", (X, LABELS), loss)
+
+
+def test_the_gradient_is_that_of_the_curvature_module():
+    model = mlp()
+    found = diagnose(model, "0", (X, LABELS), CROSS_ENTROPY)
+    other = LossCurvature(model, (X, LABELS), parameters=["0.weight"]).gradient()
+    torch.testing.assert_close(found.G.T.reshape(-1), other, rtol=1e-10, atol=1e-14)
