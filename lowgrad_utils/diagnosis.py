@@ -57,7 +57,8 @@ class Diagnosis:
         q: Estimated data spike: top right singular vector of X (centred if that was asked for).
         v: Estimated direction of a o mu: top right singular vector of Delta.
         input_values: Two leading eigenvalues of X^T X / rows, or of the covariance if centred.
-        mean_alignment: |q^T x| / |x| for the mean input x: 1 if the spike is the mean.
+        mean_input: Mean row of X.
+        bias_gradient: Sum of the rows of Delta: the gradient in a bias, if there is one.
         signal_share: Share of |Delta|_F^2 in its leading singular pair.
         null_norms: Norm of E with random signs of the examples, one for each draw.
         gauss_newton: Share of |G|_F^2 in the C leading Gauss-Newton directions of the layer's
@@ -73,7 +74,8 @@ class Diagnosis:
     q: Tensor = field(repr=False)
     v: Tensor = field(repr=False)
     input_values: tuple[float, float]
-    mean_alignment: float
+    mean_input: Tensor = field(repr=False)
+    bias_gradient: Tensor = field(repr=False)
     signal_share: float
     null_norms: tuple[float, ...]
     gauss_newton: float | None = None
@@ -161,6 +163,17 @@ class Diagnosis:
         first, second = self.input_values
         return 0.5 * math.log(first / second) / math.log(self.rows) if second > 0 else math.inf
 
+    @property
+    def mean_alignment(self) -> float:
+        """|q^T x| / |x| for the mean input x: 1 if the spike is the mean."""
+        return abs(float(self.q @ _unit(self.mean_input)))
+
+    @cached_property
+    def along_means(self) -> tuple[float, float]:
+        """|u_1^T x| / |x| for the mean input x, and |v_1^T b| / |b| for the bias's gradient b."""
+        left, right = self.top.U[:, 0] @ _unit(self.mean_input), self.top.V[:, 0]
+        return abs(float(left)), abs(float(right @ _unit(self.bias_gradient)))
+
     @cached_property
     def along_q(self) -> Tensor:
         """|u_k^T q| of the leading left singular vectors u_k."""
@@ -213,6 +226,8 @@ class Diagnosis:
             "zeta": self.zeta,
             "nu": self.nu,
             "mean_alignment": self.mean_alignment,
+            "u1_mean": self.along_means[0],
+            "v1_bias": self.along_means[1],
             "signal_share": self.signal_share,
             "gauss_newton": _or_nan(self.gauss_newton),
             "gauss_newton_null": _or_nan(self.gauss_newton_null),
@@ -240,7 +255,9 @@ class Diagnosis:
         rows += [
             ("plane", self.plane, "share of u₁, u₂ in the span of q and p"),
             ("ν", self.nu, "log √(λ₁/λ₂) / log rows of the inputs"),
-            ("|qᵀx̄|", self.mean_alignment, "data spike with the mean input"),
+            ("|qᵀx̄|", self.mean_alignment, "data spike with the mean input x̄"),
+            ("|u₁ᵀx̄|", self.along_means[0], "top left singular vector with the mean input"),
+            ("|v₁ᵀb|", self.along_means[1], "its right partner with the bias's gradient b"),
             ("rank-one share of Δ", self.signal_share, "how far the signals are r μᵀ"),
         ]
         if self.gauss_newton is not None:
@@ -368,7 +385,8 @@ def diagnose(
         q=-q if q @ mean < 0 else q,
         v=v,
         input_values=values,
-        mean_alignment=min(1.0, abs(float(q @ mean / mean.norm()))) if mean.any() else 0.0,
+        mean_input=mean,
+        bias_gradient=sums.signals.total / sums.examples,
         signal_share=signal_share,
         null_norms=tuple(operator_norm(_without(sign, q, v)) for sign in signed),
         gauss_newton=shares[0] if shares else None,

@@ -158,7 +158,12 @@ def test_pieces_are_those_of_the_definition(centre):
     assert found.nu == pytest.approx(0.5 * math.log(values[0] / values[1]) / math.log(30))
     mean = h.mean(0)
     assert found.mean_alignment == pytest.approx(float((q @ mean).abs() / mean.norm()))
+    torch.testing.assert_close(found.mean_input, mean)
+    bias = torch.autograd.grad(CROSS_ENTROPY(model(x), LABELS), model[2].bias)[0]
+    torch.testing.assert_close(found.bias_gradient, bias)
     triplets = torch.linalg.svd(found.G, full_matrices=False)
+    pair = [alignment(triplets.U[:, 0], mean), alignment(triplets.Vh[0], bias)]
+    assert found.along_means == pytest.approx(pair)
     torch.testing.assert_close(found.singular_values, triplets.S)
     torch.testing.assert_close(found.along_q, (triplets.U.T @ q).abs()[: len(found.along_q)])
     span = torch.linalg.qr(torch.stack([q, X_B.T @ r], 1)).Q
