@@ -1,0 +1,195 @@
+import math
+
+import pytest
+import torch
+
+from lowgrad_utils.experiments import bridge
+from lowgrad_utils.networks import ACTIVATIONS, TwoLayerNetwork
+from lowgrad_utils.spiked_data import sample_spiked_data, sample_targets
+from lowgrad_utils.tangent_kernel import scalar_jacobian, softmax_jacobian
+
+FLOAT = torch.float64
+
+
+@pytest.mark.parametrize("activation", ["relu", "softplus", "tanh"])
+def test_mean_square_slope_is_a_gaussian_mean(activation):
+    g = torch.randn(400_000, dtype=FLOAT, generator=torch.Generator().manual_seed(0))
+    for s in (0.5, 2.0):
+        sampled = ACTIVATIONS[activation].derivative(s * g).square().mean()
+        found = bridge.mean_square_slope(activation, torch.tensor([s], dtype=FLOAT))
+        assert float(found) == pytest.approx(float(sampled), abs=3e-3)
+
+
+def averaged_kernel(data, activation, draws, m):
+    """The kernel averaged over many random networks."""
+    total = 0
+    for seed in range(draws):
+        network = TwoLayerNetwork.random(data.d, m, activation=activation, seed=seed)
+        total = total + scalar_jacobian(data.X, network).kernel
+    return total / draws
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+def test_prediction_against_the_kernel_of_a_very_wide_network(activation):
+    data = sample_spiked_data(225, 300, nu=0.3, seed=3)
+    network = TwoLayerNetwork.random(300, 375, activation=activation, seed=3)
+    values, vectors = torch.linalg.eigh(averaged_kernel(data, activation, 10, 3000))
+    found = bridge.predict(data, network)
+    assert found.first == pytest.approx(float(values[-1]), rel=0.04)
+    assert found.mean == pytest.approx(float(values[:-2].mean()), rel=0.04)
+    # An edge fluctuates by n^(-2/3) = 0.03, and rows differ in scale, which the formula averages.
+    assert found.edge == pytest.approx(float(values[-3]), rel=0.1)
+    assert found.v1_z == pytest.approx(bridge.squared_cosine(vectors[:, -1], data.z), abs=0.02)
+
+
+def test_prediction_of_the_second_spike_at_a_larger_size():
+    data = sample_spiked_data(600, 800, nu=0.375, seed=1)
+    network = TwoLayerNetwork.random(800, 1000, activation="relu", seed=1)
+    modes, found = scalar_jacobian(data.X, network).modes, bridge.predict(data, network)
+    assert found.second == pytest.approx(float(modes.values[1]), rel=0.15)
+    squares = bridge.squared_cosine(modes.weights[:, 1], data.z.square())
+    assert found.v2_z2 == pytest.approx(squares, abs=0.05)
+    even = TwoLayerNetwork.random(800, 1000, activation="tanh", seed=1)
+    assert bridge.predict(data, even).second == bridge.predict(data, even).edge
+
+
+def test_predicted_shares_lie_between_none_and_all():
+    data = sample_spiked_data(150, 200, nu=0.375, seed=0)
+    network = TwoLayerNetwork.random(200, 250, seed=0)
+    found, jacobian = bridge.predict(data, network), scalar_jacobian(data.X, network)
+    assert found.share(data.z) > 0.98
+    for name in bridge.RESIDUES:
+        r = bridge.residue_of(name, data, network, jacobian, 0)
+        assert 0 <= found.share(r) <= 1
+    orthogonal = bridge.residue_of("orthogonal", data, network, jacobian, 0)
+    assert float(jacobian.modes.shares(orthogonal)[1]) < 1e-20
+
+
+def test_cell_measures_what_explicit_matrices_say():
+    cell = bridge.bridge_cell(24, 0.375, 0.0, "softplus", "uniform", 2)
+    case = bridge.scenario(24, nu=0.375, activation="softplus", residue="offset", seed=2)
+    n = case.data.n
+    slopes = case.network.a * case.network.sigma.derivative(case.data.X @ case.network.W.T)
+    J = torch.einsum("id,im->idm", case.data.X, case.network.gamma * slopes).flatten(1)
+    values, vectors = torch.linalg.eigh(J.T @ J / n)
+    U = vectors[:, -2:]
+    assert cell["l1"] == pytest.approx(float(values[-1]))
+    assert cell["share_offset"] == pytest.approx(
+        float((U.T @ case.parts.G.flatten()).square().sum() / case.parts.G.square().sum())
+    )
+    for name in ("S1", "S12", "S2"):
+        term = getattr(case.parts, name).matrix().flatten()
+        inside = float((U.T @ term).square().sum() / (term @ term))
+        assert cell[f"in_{name}"] == pytest.approx(inside)
+    S1 = case.parts.S1.matrix().square().sum() / case.parts.G.square().sum()
+    assert cell["S1_offset"] == pytest.approx(float(S1))
+    with pytest.raises(ValueError, match="not isotropic"):
+        bridge.predict(sample_spiked_data(15, 20, nu=0.2, alpha=0.5), case.network)
+
+
+def test_steps_are_gradient_descent_and_a_linear_network_stays_frozen():
+    data = sample_spiked_data(15, 20, nu=0.2, seed=0)
+    network = TwoLayerNetwork.random(20, 25, activation="tanh", seed=0)
+    y = sample_targets(data.X, seed=0).y
+    steps = bridge.regression_steps(data.X, y, network, step=0.7, drop=1)
+    W, eta = network.W.clone(), None
+    for epoch in range(3):
+        state = next(steps)
+        W.requires_grad_()
+        f = network.gamma * torch.tanh(data.X @ W.T) @ network.a
+        torch.testing.assert_close(state.residue, (f - y).detach())
+        gradient = torch.autograd.grad((0.5 * (f - y).square()).mean(), W)[0]
+        eta = eta or 0.7 / float(state.jacobian.modes.values[0])
+        W = (W - (eta if epoch < 1 else eta / 10) * gradient).detach()
+
+
+def test_frozen_residue_repeats_the_update():
+    data = sample_spiked_data(15, 20, nu=0.2, seed=0)
+    network = TwoLayerNetwork.random(20, 25, seed=0)
+    y = sample_targets(data.X, seed=0).y
+    start = next(bridge.regression_steps(data.X, y, network, step=0.7))
+    K, r = start.jacobian.kernel, start.residue
+    largest = torch.linalg.eigvalsh(K)[-1]
+    for epoch in range(5):
+        torch.testing.assert_close(bridge.frozen_residue(start, 0.7, epoch, 3), r)
+        r = r - (0.7 if epoch < 3 else 0.07) / largest * (K @ r)
+
+
+def test_classifier_steps_are_gradient_descent():
+    X, groups = bridge.gaussian_mixture(12, 8, 3, 2.0)
+    W, A = bridge.random_classifier(8, 6, 3, scaling="ntk")
+    steps = bridge.classifier_steps(X, groups, W, A, activation="tanh", eta=0.5)
+    for _ in range(3):
+        state = next(steps)
+        V = W.clone().requires_grad_()
+        loss = torch.nn.functional.cross_entropy(torch.tanh(X @ V.T) @ A.T, groups)
+        gradient = torch.autograd.grad(loss, V)[0]
+        found = state.jacobian.combination(state.residue / 12).T
+        torch.testing.assert_close(found, gradient)
+        W = W - 0.5 * gradient  # |A|_F^2 = C under NTK scaling
+
+
+def test_at_equal_probabilities_the_gradient_is_in_the_span_of_the_class_centres():
+    X, groups = bridge.gaussian_mixture(24, 20, 3, 2.0, seed=1)
+    W, A = bridge.random_classifier(20, 15, 3, seed=1)
+    W, A = torch.cat([W, W]), torch.cat([A, -A], 1)  # z = 0, but not its derivative
+    for kind in ("groups", "shuffled", "teacher"):
+        labels = bridge.chosen_labels(X, groups, kind, seed=1)
+        step = next(bridge.classifier_steps(X, labels, W, A, activation="relu"))
+        found = bridge.look(step, labels, groups)
+        assert found["gradient_in_centres"] == pytest.approx(1, abs=1e-12)
+
+
+def test_centres_and_spikes_by_loops():
+    X, groups = bridge.gaussian_mixture(12, 8, 3, 2.0)
+    labels = bridge.chosen_labels(X, groups, "shuffled")
+    W, A = bridge.random_classifier(8, 6, 3)
+    jacobian, _ = softmax_jacobian(X, W, A, activation="tanh")
+    delta = torch.einsum("id,im->idm", jacobian.X, jacobian.B).view(12, 3, 8, 6)
+    weights = bridge.centre_weights(labels, 3)
+    left, right = bridge.spike_terms(jacobian, groups)
+    for c in range(3):
+        others = [k for k in range(3) if k != c]
+        centre = delta[labels == c][:, others].mean((0, 1))
+        torch.testing.assert_close(jacobian.combination(weights[c]), centre)
+        for k in range(3):
+            torch.testing.assert_close(left[3 * c + k], X[groups == c].mean(0))
+            b = jacobian.B.view(12, 3, 6)[groups == c, k].mean(0)
+            torch.testing.assert_close(right[3 * c + k], b)
+
+
+def test_labels_know_the_groups_or_not():
+    X, groups = bridge.gaussian_mixture(400, 500, 4, 5.0)
+    assert torch.equal(bridge.chosen_labels(X, groups, "groups"), groups)
+    shuffled = bridge.chosen_labels(X, groups, "shuffled")
+    assert torch.equal(shuffled.bincount(), groups.bincount())
+    for kind in ("shuffled", "teacher"):
+        labels = bridge.chosen_labels(X, groups, kind)
+        assert 0.15 < float((labels == groups).double().mean()) < 0.35
+    torch.testing.assert_close(
+        bridge.group_means(X, groups).norm(dim=1).mean().item(), 5.0, atol=1.5, rtol=0
+    )
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+def test_mixture_prediction_at_a_larger_size(activation):
+    cell = bridge.classes_cell(300, 8.0, activation, "groups", "mean-field", 0, 0)
+    assert cell["predicted_share"] == pytest.approx(cell["share_K"], abs=0.05)
+    assert cell["predicted_spikes"] == pytest.approx(cell["spikes_K"], abs=0.05)
+    assert math.isfinite(cell["gap"])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda: bridge.gaussian_mixture(4, 8, 5, 1.0), "classes is 5, but at most 4"),
+        (lambda: bridge.gaussian_mixture(4, 8, 2, 0.0), "zeta is 0"),
+        (lambda: bridge.random_classifier(8, 6, 3, scaling="large"), "scaling is 'large'"),
+        (lambda: bridge.mean_square_slope("abs", torch.ones(1)), "activation is 'abs'"),
+        (lambda: bridge.chosen_labels(torch.ones(2, 2), torch.tensor([0, 1]), "x"), "kind is 'x'"),
+        (lambda: bridge.residue_of("own", None, None, None, 0), "name is 'own'"),
+    ],
+)
+def test_bad_input_is_named(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        wrong()
