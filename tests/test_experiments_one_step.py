@@ -43,7 +43,7 @@ def test_samples_follow_the_population():
     )
 
 
-def test_the_four_samples_are_different_and_do_not_depend_on_the_gradients_size():
+def test_the_four_samples_are_different_and_three_do_not_depend_on_the_gradients_size():
     small, large = (one_step.problem(30, ratio=ratio) for ratio in (0.5, 4.0))
     torch.testing.assert_close(small.fit.X, large.fit.X)
     assert not torch.isclose(large.data.X, large.fit.X[:120]).any()
@@ -156,7 +156,7 @@ def test_several_steps_repeat_one():
     W = p.network.W
     for _ in range(2):
         network = type(p.network)(W, p.network.a, "relu", "mean-field")
-        q = one_step.Problem(p.population, network, p.data, p.y, p.fit, p.validation, p.test)
+        q = one_step.Problem(p.population, network, p.data, p.y, 0)
         W = autograd_step(q, 0.5)
         W = W / W.norm(dim=1, keepdim=True)
     torch.testing.assert_close(one_step.descended(p, 0.5, "full", 2), W)
@@ -175,6 +175,14 @@ def test_cells_hold_what_they_say():
         abs(float(b @ p.population.omega)) / float(b.norm()), abs=2e-6
     )
     assert 0 <= cell["shape_2"] <= cell["shape_1"] <= 1
+
+
+def test_the_degree_cell_adds_up_squares():
+    cell = one_step.degree_cell(40, 0.25, "q", 0.5, "softplus", 3)
+    p = one_step.problem(40, nu=0.25, activation="softplus", target="q", seed=3)
+    products = one_step.part_products(p.population, autograd_step(p, 0.5), "softplus")
+    for name, column in zip(one_step.PARTS, products.T):
+        assert cell[name] == pytest.approx(float(column @ column), rel=1e-5)
 
 
 def test_compression_tunes_the_step_on_the_validation_sample():

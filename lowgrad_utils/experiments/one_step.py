@@ -157,18 +157,33 @@ class Problem:
         network: The network.
         data: The gradient's sample, split into bulk and spike.
         y: Its targets.
-        fit: The sample that ridge regression is fitted on.
-        validation: The sample that chooses its penalty.
-        test: The sample on which errors are measured.
+        seed: Seed of the other three samples, which are drawn when asked for.
     """
 
     population: Population
     network: TwoLayerNetwork
     data: SpikedData
     y: Tensor = field(repr=False)
-    fit: Sample = field(repr=False)
-    validation: Sample = field(repr=False)
-    test: Sample = field(repr=False)
+    seed: int
+
+    @cached_property
+    def fit(self) -> Sample:
+        """The sample that ridge regression is fitted on."""
+        return self._draw(FIT, "fit")
+
+    @cached_property
+    def validation(self) -> Sample:
+        """The sample that chooses its penalty."""
+        return self._draw(VALIDATION, "validation")
+
+    @cached_property
+    def test(self) -> Sample:
+        """The sample on which errors are measured."""
+        return self._draw(TEST, "test")
+
+    def _draw(self, size: int, purpose: str) -> Sample:
+        stream = checks.random_stream(self.seed, f"one step: {purpose}")
+        return self.population.draw(size * self.data.d, stream)
 
     @cached_property
     def residue(self) -> Tensor:
@@ -226,12 +241,9 @@ def problem(
     population = Population(
         bulk_eigenvalues(d, alpha), q, zeta, omega / omega.norm(), target, noise
     )
-    # The gradient's sample comes first in its own stream, so that the others do not depend on n.
     first = population.draw(n, checks.random_stream(seed, "one step: gradient"))
-    stream = checks.random_stream(seed, "one step: ridge")
-    fit, validation, test = (population.draw(k * d, stream) for k in (FIT, VALIDATION, TEST))
     data = SpikedData(first.X, first.z, q, zeta, population.eigenvalues)
-    return Problem(population, network, data, first.y, fit, validation, test)
+    return Problem(population, network, data, first.y, seed)
 
 
 # --- the step ---------------------------------------------------------------------------------
@@ -786,6 +798,28 @@ def tuned(p: Problem, W: Tensor) -> tuple[float, float]:
     return tuple(float(e.square().mean()) for e in errors)
 
 
+def degree_cell(
+    d: int, nu: float, target: str, eta: float, activation: str, seed: int
+) -> dict[str, float]:
+    """Measure how much the features know of each of ``PARTS`` (mean field, n = 4 d, alpha = 0).
+
+    Args:
+        d: Number of features.
+        nu: Spike exponent.
+        target: A key of ``TARGETS``.
+        eta: The step in units of 1/gamma.
+        activation: A key of ``ACTIVATIONS``.
+        seed: Seed.
+
+    Returns:
+        For each part its |E features p|^2, exact over fresh examples, to six digits.
+    """
+    p = problem(d, nu=nu, activation=activation, target=target, seed=seed)
+    W = stepped(p.network.W, p.parts.G, eta / p.network.gamma)
+    known = part_products(p.population, W, activation).square().sum(dim=0)
+    return {name: float(f"{float(value):.6g}") for name, value in zip(PARTS, known)}
+
+
 def mnist_cell(centred: bool, rule: str, length: float, seed: int) -> dict[str, float]:
     """Measure ridge regression on features of MNIST after one step: digits as real targets.
 
@@ -882,6 +916,34 @@ def spike_cells() -> tuple[Cell, ...]:
         0.125
     """
     return _step_cells(_SPIKE_SERIES)
+
+
+#: Sizes, seeds and cases (nu, target, eta, activation) of the grid behind the exponents.
+DEGREE_SIZES, DEGREE_SEEDS = (160, 240, 360, 540), tuple(range(32))
+_DEGREE_SERIES = (
+    (0.0, "omega", 0.0, "relu"),
+    (0.0, "omega", 1.0, "relu"),
+    (0.0, "omega-even", 1.0, "relu"),
+    (0.125, "q", 0.0, "relu"),
+    (0.25, "q", 0.0, "relu"),
+    (0.375, "q", 0.0, "relu"),
+    (0.1, "q-even", 1.0, "relu"),
+    (0.125, "q-even", 1.0, "relu"),
+)
+
+
+def degree_cells() -> tuple[Cell, ...]:
+    """List the cells of the grid behind the exponents.
+
+    Example:
+        >>> len(degree_cells())
+        1024
+    """
+    names = ("nu", "target", "eta", "activation")
+    return tuple(
+        {"d": d, **dict(zip(names, row)), "seed": seed}
+        for seed, d, row in product(DEGREE_SEEDS, DEGREE_SIZES, _DEGREE_SERIES)
+    )
 
 
 _COMPRESSION_NAMES = ("nu", "alpha", "activation", "scaling", "target", "ratio")
