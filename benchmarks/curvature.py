@@ -34,7 +34,8 @@ ACCURACY = 1e-3
 MEMORY, BATCH = 4.0, 250
 #: From loose to tight; the first that is accurate enough counts.
 TOLERANCES = (0.5, 0.1, 1e-2, 1e-3, 1e-4)
-STEPS = (18, 20, 22, 24, 28, 32, 40, 60, 100)
+SUBSPACE = K + 7
+STEPS = (14, 15, 16, 17, 18, 20, 22, 24, 28, 32, 40, 60, 100)
 
 
 def load(folder, network, n):
@@ -73,6 +74,7 @@ def ours(model, x, y, matrix="gauss_newton", tolerances=TOLERANCES):
                 K,
                 start=curvature.class_centres(),
                 tolerance=tolerance,
+                subspace=SUBSPACE,
                 residuals=False,
             )
             return pairs.values.tolist(), pairs.products
@@ -104,7 +106,7 @@ def with_curvlinops(model, x, y):
 
             start = torch.randn(size, generator=torch.Generator().manual_seed(0)).numpy()
             matrix = LinearOperator((size, size), matvec=product, dtype=np.float32)
-            values, _ = eigsh(matrix, K, which="LA", tol=tolerance, v0=start)
+            values, _ = eigsh(matrix, K, which="LA", tol=tolerance, v0=start, ncv=SUBSPACE)
             return sorted(values.tolist(), reverse=True), count
 
         yield solve

@@ -26,9 +26,13 @@ from lowgrad_utils import checks
 _GRAPHS_IN_GAUSS_NEWTON, _GRAPHS_TRACED, _GRAPHS_IN_HESSIAN = 3.5, 7.5, 5
 # Of the memory, for what is kept between products and for any other pass over the examples.
 _KEPT_SHARE, _PASS_SHARE = 0.8, 0.2
-# Tracing a network takes seconds, however many examples there are: as long as it then saves in
-# products over about so many (measured: 6,000 to 24,000).
-_EXAMPLES_BEFORE_TRACING = 12_000
+# Of the bytes that a pass saves for its backward pass. Beyond it the largest tensors pass the size
+# (32 MB) from which the C library asks the system for fresh pages each time, and passes over an
+# example take up to twice as long (measured from 130 MB).
+_PASS_BYTES = 128e6
+# Tracing a network takes about a second, whatever its size, as long as it then saves in products
+# over so many examples times parameters (measured: 2e9 to 1e10).
+_WORK_BEFORE_TRACING = 3.6e9
 _LARGEST_MATRIX = 20_000
 _DROPOUT = nn.modules.dropout._DropoutNd
 _BATCH_NORM = nn.modules.batchnorm._BatchNorm
@@ -345,11 +349,11 @@ class LossCurvature:
 
     @cached_property
     def _has_forward_derivative(self) -> bool:
-        """Whether every layer has one; an LSTM, for one, has not."""
+        """Whether every layer has one; an LSTM has not, nor a function with its own backward."""
         function = partial(self._forward, inputs=self._inputs[:1].to(self.device))
         try:
             jvp(function, (self._parameters,), (self._parameters,))
-        except (NotImplementedError, RuntimeError):
+        except RuntimeError:
             return False
         return True
 
@@ -366,13 +370,13 @@ class LossCurvature:
 
     def _traced_later(self, part: Tensor) -> Callable[[Tensor], Tensor]:
         """Return v -> J v, which is traced once that pays: the activations are then kept."""
-        push, examples = self._pushforward(part), 0
+        push, work = self._pushforward(part), 0
         traced = not (self._has_forward_derivative and self._fits(_GRAPHS_TRACED))
 
         def product(vector: Tensor) -> Tensor:
-            nonlocal push, examples, traced
-            examples += len(part)
-            if examples > _EXAMPLES_BEFORE_TRACING and not traced:
+            nonlocal push, work, traced
+            work += len(part) * self.size
+            if work > _WORK_BEFORE_TRACING and not traced:
                 push, traced = self._linearised(part) or push, True
             return push(vector)
 
@@ -386,35 +390,35 @@ class LossCurvature:
                 # torch's tracer complains of constants that it itself folds.
                 warnings.filterwarnings("ignore", "Attempted to insert a get_attr Node")
                 linear = linearize(function, self._parameters)[1]
-        except (NotImplementedError, RuntimeError):
+        except RuntimeError:
             return None
         return lambda v: linear(self._unflatten(v))
 
     def _linear_maps(self) -> Iterator[tuple[Tensor, Callable, Callable]]:
         """Yield for each chunk its rows, v -> J v, and u -> J^T u; kept if all fit in memory."""
         if self._fits(_GRAPHS_IN_GAUSS_NEWTON):
-            self.__dict__.pop("_kept_gradient", None)  # together they may exceed the memory
-            yield self._kept_maps
+            self.__dict__.pop("_kept_gradients", None)  # together they may exceed the memory
+            yield from self._kept_maps
             return
         for part in self._parts():
             yield part, self._pushforward(part), self._pullback(part)
 
     @cached_property
-    def _kept_maps(self) -> tuple[Tensor, Callable, Callable]:
-        return self._all, self._traced_later(self._all), self._pullback(self._all)
+    def _kept_maps(self) -> list[tuple[Tensor, Callable, Callable]]:
+        return [(part, self._traced_later(part), self._pullback(part)) for part in self._parts()]
 
     def _gradient_graphs(self) -> Iterator[tuple[list[Tensor], tuple[Tensor, ...]]]:
         """Yield for each chunk its parameters and the gradient of its loss, to differentiate."""
         if self._fits(_GRAPHS_IN_HESSIAN):
             self.__dict__.pop("_kept_maps", None)
-            yield self._kept_gradient
+            yield from self._kept_gradients
             return
         for part in self._parts():
             yield self._gradient_graph(part)
 
     @cached_property
-    def _kept_gradient(self) -> tuple[list[Tensor], tuple[Tensor, ...]]:
-        return self._gradient_graph(self._all)
+    def _kept_gradients(self) -> list[tuple[list[Tensor], tuple[Tensor, ...]]]:
+        return [self._gradient_graph(part) for part in self._parts()]
 
     def _gradient_graph(self, part: Tensor) -> tuple[list[Tensor], tuple[Tensor, ...]]:
         parameters, logits = self._graph(part)
@@ -439,8 +443,10 @@ class LossCurvature:
     @property
     def _pass_size(self) -> int:
         """How many examples go through the network at a time."""
-        one = _GRAPHS_IN_HESSIAN * self._bytes_per_example
-        return max(1, int(_PASS_SHARE * self._bytes / one))
+        saved = _PASS_SHARE * self._bytes / _GRAPHS_IN_HESSIAN
+        if self.device.type == "cpu":
+            saved = min(saved, _PASS_BYTES)
+        return max(1, int(saved / self._bytes_per_example))
 
     def _rows(self, label: int) -> slice:
         end = int(self.counts[: label + 1].sum())

@@ -41,6 +41,7 @@ def top_eigenpairs(
     *,
     start: Tensor | None = None,
     tolerance: float = 1e-6,
+    subspace: int | None = None,
     products: int = 2000,
     residuals: bool = True,
     copies: bool = False,
@@ -58,6 +59,9 @@ def top_eigenpairs(
         start: A vector (P), or rows in whose span to start, in a random direction: class centres
             make a good one. By default a random vector.
         tolerance: Of the residuals, relative to the eigenvalue.
+        subspace: Lanczos vectors kept, above k: the first cycle takes so many products, each later
+            one as many less k. By default 2 k + 1, at least 20; fewer are faster where little
+            accuracy is needed and the eigenvalues lie apart.
         products: Number of products after which to give up.
         residuals: Compute them, at the cost of k more products.
         copies: Search what is left of A for further copies of multiple eigenvalues, which takes
@@ -65,8 +69,8 @@ def top_eigenpairs(
         seed: Seed of the random vector.
 
     Raises:
-        ValueError: If k is not below P, ``start`` has the wrong length, NaN or only zeros, or a
-            product with A is not finite.
+        ValueError: If k is not below P, ``subspace`` not above k, ``start`` has the wrong length,
+            NaN or only zeros, or a product with A is not finite.
         ConvergenceError: If not all k converged; says how many did.
 
     Example:
@@ -82,9 +86,11 @@ def top_eigenpairs(
         )
     checks.positive("tolerance", tolerance)
     checks.positive_integer("products", products)
+    if subspace is not None and not k < checks.positive_integer("subspace", subspace):
+        raise ValueError(f"subspace is {subspace}, but a number above k = {k} is needed")
     stream = checks.random_stream(seed, "eigenvectors")
     first = _start(operator, start, stream)
-    values, vectors, used = _arpack(operator, k, first, tolerance, products)
+    values, vectors, used = _arpack(operator, k, first, tolerance, products, subspace)
     while copies:
         rest = _without(operator, values, vectors)
         value, vector, more = _arpack(rest, 1, _start(operator, None, stream), tolerance, products)
@@ -101,7 +107,12 @@ def top_eigenpairs(
 
 
 def _arpack(
-    operator: SymmetricOperator, k: int, first: Tensor, tolerance: float, products: int
+    operator: SymmetricOperator,
+    k: int,
+    first: Tensor,
+    tolerance: float,
+    products: int,
+    subspace: int | None = None,
 ) -> tuple[Tensor, Tensor, int]:
     """Return k eigenvalues, falling, their eigenvectors, and the number of products."""
     counted = 0
@@ -120,7 +131,7 @@ def _arpack(
     # ARPACK computes in the vectors' own precision.
     start = first.cpu().to(operator.dtype).numpy()
     matrix = LinearOperator((operator.size, operator.size), matvec=product, dtype=start.dtype)
-    subspace = min(operator.size, max(2 * k + 1, 20))
+    subspace = min(operator.size, subspace or max(2 * k + 1, 20))
     restarts = max(1, products // subspace)
     try:
         values, vectors = eigsh(

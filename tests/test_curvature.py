@@ -202,12 +202,57 @@ def test_a_small_memory_gives_the_same(kind):
     close(small.derivatives_along(block, 1), large.derivatives_along(block, 1), 1e-12)
 
 
+def test_chunks_of_the_size_of_a_pass_are_kept_and_give_the_same(monkeypatch):
+    at, _, _, _ = at_example("mlp")
+    v = vectors(1, at.size)[0]
+    expected = at.gauss_newton @ v, at.hessian @ v
+    monkeypatch.setattr(curvature, "_PASS_BYTES", 4 * at._bytes_per_example)
+    at.__dict__.pop("_kept_gradients")
+    close(at.gauss_newton @ v, expected[0], 1e-12)
+    assert [len(part) for part, _, _ in vars(at)["_kept_maps"]][:-1] == [4] * ((at.n - 1) // 4)
+    close(at.hessian @ v, expected[1], 1e-12)
+
+
+class Clipped(torch.autograd.Function):
+    """max(x, 0) with a backward pass of its own, as older code has it: without transforms."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.clamp(min=0)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return gradient * (x > 0)
+
+
+def test_a_function_with_a_backward_pass_of_its_own():
+    torch.manual_seed(0)
+    first, last = nn.Linear(4, 5).double(), nn.Linear(5, 3).double()
+
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = first, last
+
+        def forward(self, x):
+            return self.last(Clipped.apply(self.first(x)))
+
+    x, labels = torch.randn(9, 4).double(), torch.arange(9) % 3
+    usual = LossCurvature(nn.Sequential(first, nn.ReLU(), last).eval(), (x, labels))
+    own = LossCurvature(Own().eval(), (x, labels))
+    v = vectors(1, own.size)[0]
+    close(own.gauss_newton @ v, usual.gauss_newton @ v, 1e-12)
+    close(own.hessian @ v, usual.hessian @ v, 1e-12)
+
+
 @pytest.mark.parametrize("kind", ["mlp", "vgg11", "transformer", "gru"])
 def test_a_traced_network_gives_the_same(kind, monkeypatch):
     at, _, _, _ = at_example(kind)
     v = vectors(1, at.size)[0]
     before = at.gauss_newton @ v
-    monkeypatch.setattr(curvature, "_EXAMPLES_BEFORE_TRACING", 20)
+    monkeypatch.setattr(curvature, "_WORK_BEFORE_TRACING", 20 * at.size)
     traced = []
     monkeypatch.setattr(
         at, "_linearised", lambda part: traced.append(LossCurvature._linearised(at, part)) or None
@@ -242,7 +287,7 @@ def test_what_is_kept_is_used_again_and_given_up_for_the_other():
     at.hessian @ v
     assert calls == []
     at.gauss_newton @ v
-    assert "_kept_gradient" not in vars(at)
+    assert "_kept_gradients" not in vars(at)
     at.hessian @ v
     assert "_kept_maps" not in vars(at)
     handle.remove()

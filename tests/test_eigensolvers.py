@@ -94,6 +94,17 @@ def test_a_warm_start_changes_the_way_not_the_result():
     close(top_eigenpairs(operator_of(matrix), 3, start=opposite).values, plain.values, 1e-6)
 
 
+def test_a_smaller_subspace_takes_fewer_products_at_a_time():
+    matrix = outliers_and_bulk()
+    exact = torch.linalg.eigvalsh(matrix).flip(0)[:3]
+    loose = top_eigenpairs(operator_of(matrix), 3, subspace=9, tolerance=0.9, residuals=False)
+    assert loose.products == 9
+    exactly = top_eigenpairs(operator_of(matrix), 3, subspace=9, tolerance=1e-10)
+    close(exactly.values, exact)
+    whole = top_eigenpairs(operator_of(matrix), 3, subspace=500)  # no more than the matrix has
+    close(whole.values, exact)
+
+
 def test_the_seed_decides_and_a_generator_goes_on():
     operator = operator_of(outliers_and_bulk())
     first, second = (top_eigenpairs(operator, 2, seed=3) for _ in range(2))
@@ -132,6 +143,8 @@ def test_eigenpairs_of_a_classifier(kind):
         ({"k": 0}, ValueError, "k is 0"),
         ({"k": 2.5}, ValueError, "k is 2.5"),
         ({"k": 3, "tolerance": 0}, ValueError, "tolerance is 0"),
+        ({"k": 3, "subspace": 3}, ValueError, "subspace is 3, but a number above k = 3"),
+        ({"k": 3, "subspace": 4.5}, ValueError, "subspace is 4.5"),
         ({"k": 3, "products": 0}, ValueError, "products is 0"),
         ({"k": 3, "start": torch.ones(29, dtype=FLOAT)}, ValueError, "start has shape"),
         ({"k": 3, "start": torch.zeros(2, 30, dtype=FLOAT)}, ValueError, "start is zero"),
