@@ -59,7 +59,7 @@ def top_eigenpairs(
         start: A vector (P), or rows in whose span to start, in a random direction: class centres
             make a good one. By default a random vector.
         tolerance: Of the residuals, relative to the eigenvalue.
-        subspace: Lanczos vectors kept, above k: the first cycle takes so many products, each later
+        subspace: Lanczos vectors kept, above k: the first cycle takes one product more, each later
             one as many less k. By default 2 k + 1, at least 20; fewer are faster where little
             accuracy is needed and the eigenvalues lie apart.
         products: Number of products after which to give up.
