@@ -246,7 +246,8 @@ def _projected(products: Tensor, gram: Tensor) -> Tensor:
 LOSS_CURVATURES = {
     "mse": lambda f, y: torch.ones_like(f),
     "huber": lambda f, y: ((f - y).abs() < 1).to(f),
-    "log-cosh": lambda f, y: 1 - torch.tanh(f - y).square(),
+    # Not 1 - tanh^2, which cancels for large residues.
+    "log-cosh": lambda f, y: torch.cosh(f - y).pow(-2),
     "logistic": lambda f, y: torch.sigmoid(f) * torch.sigmoid(-f),
 }
 

@@ -77,14 +77,22 @@ def test_cell_measures_what_explicit_matrices_say():
     assert cell["share_offset"] == pytest.approx(
         float((U.T @ case.parts.G.flatten()).square().sum() / case.parts.G.square().sum())
     )
-    for name in ("S1", "S12", "S2"):
+    for name, key in (("S1", "in_S1_offset"), ("S12", "in_S12"), ("S2", "in_S2")):
         term = getattr(case.parts, name).matrix().flatten()
         inside = float((U.T @ term).square().sum() / (term @ term))
-        assert cell[f"in_{name}"] == pytest.approx(inside)
+        assert cell[key] == pytest.approx(inside)
     S1 = case.parts.S1.matrix().square().sum() / case.parts.G.square().sum()
     assert cell["S1_offset"] == pytest.approx(float(S1))
     with pytest.raises(ValueError, match="not isotropic"):
         bridge.predict(sample_spiked_data(15, 20, nu=0.2, alpha=0.5), case.network)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5])
+def test_spread_of_the_residue_spike_at_a_larger_size(alpha):
+    cell = bridge.bridge_cell(400, 0.125, alpha, "softplus", "uniform", 0)
+    assert cell["predicted_S1_all"] == pytest.approx(cell["S1_all"], abs=0.05)
+    assert cell["predicted_S1_top"] == pytest.approx(cell["S1_top"], abs=0.1)
+    assert math.isnan(cell["predicted_first"]) == (alpha > 0)
 
 
 def test_steps_are_gradient_descent_and_a_linear_network_stays_frozen():
@@ -193,3 +201,24 @@ def test_mixture_prediction_at_a_larger_size(activation):
 def test_bad_input_is_named(wrong, message):
     with pytest.raises(ValueError, match=message):
         wrong()
+
+
+@pytest.mark.parametrize("loss", ["mse", "log-cosh", "logistic", "softmax"])
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+def test_identity_holds_to_rounding(loss, activation):
+    errors = [bridge.identity_errors(loss, activation, seed=s) for s in range(5)]
+    assert max(max(e.values()) for e in errors) < 1e-10
+
+
+def test_identity_fails_with_wrong_weights_or_without_curvature():
+    for seed in range(5):
+        wrong = bridge.identity_errors("logistic", "tanh", divided=False, seed=seed)
+        assert wrong["components"] > 0.05
+        assert wrong["eigenvalues"] < 1e-10
+        straight = bridge.identity_errors("huber", "tanh", seed=seed)
+        assert straight["outside"] > 0.05
+
+
+def test_identity_names_a_bad_loss():
+    with pytest.raises(ValueError, match="loss is 'l1'"):
+        bridge.identity_errors("l1", "tanh")

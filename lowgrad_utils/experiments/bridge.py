@@ -5,7 +5,7 @@ images.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from lowgrad_utils.experiments.initialisation import (
 )
 from lowgrad_utils.networks import (
     ACTIVATIONS,
+    LOSSES,
     SCALINGS,
     TwoLayerNetwork,
     gaussian_mean,
@@ -35,16 +36,86 @@ from lowgrad_utils.random_matrices import (
 from lowgrad_utils.spiked_data import SpikedData, sample_spiked_data, sample_targets
 from lowgrad_utils.tangent_kernel import (
     LayerJacobian,
+    loss_curvature,
     scalar_jacobian,
     softmax_jacobian,
     softmax_residue,
 )
 
 #: Residues of the grid: the network's own, with a mean, without structure, made of the spike,
-#: and the network's own without what the two leading kernel eigenvectors carry.
-RESIDUES = ("network", "offset", "independent", "spike", "orthogonal")
+#: made of the bulk's first coordinate, and the network's own without what the two leading kernel
+#: eigenvectors carry.
+RESIDUES = ("network", "offset", "independent", "spike", "bulk", "orthogonal")
 SIZES, SEEDS = (250, 400, 640, 1000), tuple(range(8))
 NUS = (0.0, 0.0625, 0.125, 0.25, 0.375, 0.5, 0.75)
+
+
+def identity_errors(
+    loss: str, activation: str, *, divided: bool = True, seed: int = 0
+) -> dict[str, float]:
+    """Compare modes and components of a small network with explicit matrices made by autograd.
+
+    Ten examples, twelve features, eight neurons (and three logits for ``"softmax"``). Outputs are
+    doubled, so that some Huber residues are on its straight part, where l'' = 0.
+
+    Args:
+        loss: A key of ``LOSSES``, or ``"softmax"``.
+        activation: A key of ``ACTIVATIONS``.
+        divided: Divide the residue by sqrt(l''), as the identity says, or not.
+        seed: Seed.
+
+    Returns:
+        ``eigenvalues`` (largest difference over the largest eigenvalue), ``eigenvectors``
+        (largest |G_GN U_k - lambda_k U_k| over it), ``components`` (largest difference of
+        <G, U_k> over |G|) and ``outside`` (share of |G|^2 that is in no U_k).
+
+    Raises:
+        ValueError: If a name is unknown.
+    """
+    checks.choice("loss", loss, (*LOSSES, "softmax"))
+    n, d, m = 10, 12, 8
+    stream = checks.random_stream(seed, "identity")
+    X = torch.randn(n, d, generator=stream, dtype=torch.float64)
+    network = TwoLayerNetwork.random(d, m, activation=activation, seed=seed)
+    if loss == "softmax":
+        labels = torch.arange(n) % 3
+        A = torch.randn(3, m, generator=stream, dtype=torch.float64)
+        jacobian, p = softmax_jacobian(X, network.W, A, activation=activation)
+        weights = softmax_residue(p, labels)
+        outputs = lambda W: network.sigma.value(X @ W.T) @ A.T  # noqa: E731
+        value = lambda z: torch.nn.functional.cross_entropy(z, labels, reduction="none")  # noqa: E731
+    else:
+        y = 2 * torch.randn(n, generator=stream, dtype=torch.float64)
+        y = y.sign() if LOSSES[loss].binary else y
+        f = network(X)
+        second, r = loss_curvature(f, y, loss), LOSSES[loss].residue(f, y)
+        jacobian = scalar_jacobian(X, network, second)
+        # Where l'' = 0 the derivative is 0 too, and so is what it could carry of the gradient.
+        weights = torch.where(second > 0, r / second.sqrt(), 0.0) if divided else r
+        a = network.gamma * network.a
+        outputs = lambda W: (network.sigma.value(X @ W.T) @ a)[:, None]  # noqa: E731
+        value = lambda z: LOSSES[loss].value(z[:, 0], y)  # noqa: E731
+    explicit, gradient = _explicit(outputs, value, network.W)
+    modes = jacobian.modes
+    rank = int((modes.values > 1e-10 * modes.values[0]).sum())
+    U = torch.stack([modes.direction(k).T.flatten() for k in range(1, rank + 1)], 1)
+    values, found = torch.linalg.eigvalsh(explicit).flip(0)[:rank], modes.components(weights)[:rank]
+    scale, length = float(values[0]), float(gradient.norm())
+    return {
+        "eigenvalues": float((values - modes.values[:rank]).abs().max()) / scale,
+        "eigenvectors": float((explicit @ U - U * modes.values[:rank]).norm(dim=0).max()) / scale,
+        "components": float((U.T @ gradient - found).abs().max()) / length,
+        "outside": abs(1 - float(found.square().sum()) / length**2),
+    }
+
+
+def _explicit(outputs: Callable, value: Callable, W: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the Gauss-Newton matrix and the gradient of the mean loss, by autograd alone."""
+    J = torch.autograd.functional.jacobian(outputs, W).flatten(2)
+    z = outputs(W)
+    H = torch.autograd.functional.hessian(lambda z: value(z).mean(), z)
+    gradient = torch.autograd.functional.jacobian(lambda V: value(outputs(V)).mean(), W)
+    return torch.einsum("icp,icjd,jdq->pq", J, H, J), gradient.flatten()
 
 
 @dataclass(frozen=True)
@@ -191,14 +262,17 @@ def bridge_cell(
         seed: Seed.
 
     Returns:
-        ``l1`` to ``l3`` (eigenvalues) and ``mean`` (of all); ``v1_z``, ``v2_z2`` (squared cosines
-        of the kernel's eigenvectors with z, and of the second with z^2); ``u1``, ``u2`` (squared
-        cosines of the Gauss-Newton eigenvectors with q (a o mu)^T and q (a o c o W q)^T, of the
-        first and second); ``in_S1``, ``in_S12``, ``in_S2``, ``in_H`` (shares of the gradient's
-        pieces in the two leading directions, for the offset residue, H the third spike);
-        ``S1_all``, ``S1_top`` (share of S1 in all of them, and in the leading tenth); with
-        ``predicted_`` before a name what ``predict`` says (alpha = 0); ``share_<residue>`` and
-        ``S1_<residue>`` (share of |G|_F^2 in the two leading directions, and |S1|_F^2 / |G|_F^2).
+        ``l1`` to ``l3`` (eigenvalues) and ``mean`` (of those after the second); ``v1_z``,
+        ``v2_z2`` (squared cosines of the kernel's first eigenvector with z, of its second with
+        z^2); ``u1``, ``u2`` (squared cosines of the first Gauss-Newton eigenvector with
+        q (a o mu)^T, of the second with q (a o c o W q)^T); ``in_S12``, ``in_S2``, ``in_H``
+        (shares of the gradient's pieces in the two leading directions for the offset residue, H
+        the third spike); ``S1_all``, ``S1_top``, ``S1_level`` (share of S1 in all directions, in
+        the leading tenth, and its Rayleigh quotient, for the independent residue) with
+        ``predicted_S1_all`` and ``predicted_S1_top``; ``predicted_`` before another name for what
+        ``predict`` says (alpha = 0); for each residue ``share_`` (of |G|_F^2 in the two leading
+        directions), ``predicted_share_``, ``in_S1_`` (share of S1 in them) and ``S1_``
+        (|S1|_F^2 / |G|_F^2).
     """
     case = scenario(
         d, nu=nu, alpha=alpha, activation=activation, weights=weights, residue="offset", seed=seed
@@ -207,7 +281,7 @@ def bridge_cell(
     jacobian = scalar_jacobian(data.X, network)
     modes, values = jacobian.modes, jacobian.modes.values
     shared, curved = spike_directions(data, network)
-    out = {f"l{k + 1}": float(values[k]) for k in range(3)} | {"mean": float(values.mean())}
+    out = {f"l{k + 1}": float(values[k]) for k in range(3)} | {"mean": float(values[2:].mean())}
     out |= {
         "v1_z": squared_cosine(modes.weights[:, 0], data.z),
         "v2_z2": squared_cosine(modes.weights[:, 1], data.z.square()),
@@ -218,17 +292,47 @@ def bridge_cell(
     for name, (u, v) in gradient_pieces(case, curved).items():
         inside = modes.overlaps(u, v).square() if v.any() else torch.zeros(data.n)
         out[f"in_{name}"] = float(inside[:2].sum())
-        if name == "S1":
-            out |= {"S1_all": float(inside.sum()), "S1_top": float(inside[: data.n // 10].sum())}
     found = predict(data, network) if alpha == 0 else None
     for name in ("first", "second", "edge", "mean", "v1_z", "v2_z2", "u1"):
         out[f"predicted_{name}"] = getattr(found, name) if found else math.nan
     for name in RESIDUES:
         r = residue_of(name, data, network, jacobian, seed)
+        inside = modes.overlaps(data.bulk_times(r), shared).square()
         out[f"share_{name}"] = float(modes.shares(r)[1])
         out[f"predicted_share_{name}"] = found.share(r) if found else math.nan
+        out[f"in_S1_{name}"] = float(inside[:2].sum())
         out[f"S1_{name}"] = residue_spike_share(data, network, jacobian, r)
+        if name == "independent":
+            out |= {"S1_all": float(inside.sum()), "S1_top": float(inside[: data.n // 10].sum())}
+            out["S1_level"] = float(inside @ values)
+    spread = residue_spike_spread(data, network)
+    out |= {
+        "predicted_S1_all": float(spread.sum()),
+        "predicted_S1_top": float(spread[: data.n // 10].sum()),
+    }
     return out
+
+
+def residue_spike_spread(data: SpikedData, network: TwoLayerNetwork) -> Tensor:
+    """Predict how the residue spike of a generic residue spreads over the Gauss-Newton modes.
+
+    s_k^2 / sum s^2 (how much of X^T r is along the k-th singular direction of X) times
+    mu^2 s_k^2 / (mu^2 s_k^2 + tau^2 |x|^2) (how much of U_k is linear), falling in k.
+
+    Args:
+        data: The data.
+        network: The network, of which sizes and sigma are used.
+
+    Returns:
+        The predicted squared cosines, length n.
+    """
+    squares = torch.linalg.eigvalsh(data.X_B @ data.X_B.T).flip(0).clamp_min(0)
+    size = data.X.square().sum(1).mean()
+    scale = (size / data.d).sqrt()[None]
+    mu = network.sigma.mu(scale)
+    noise = size * (mean_square_slope(network.activation, scale) - mu.square())
+    linear = mu.square() * squares
+    return squares / squares.sum() * linear / (linear + noise)
 
 
 def residue_of(
@@ -238,6 +342,8 @@ def residue_of(
     checks.choice("name", name, RESIDUES)
     if name == "spike":
         return data.z
+    if name == "bulk":
+        return data.X_B[:, 0]
     if name == "orthogonal":
         own = residue_by_name(data, network, "network", seed=seed)
         return orthogonal_residue(jacobian, own, 2)
@@ -259,11 +365,13 @@ def spike_directions(data: SpikedData, network: TwoLayerNetwork) -> tuple[Tensor
 
 
 def gradient_pieces(case: Scenario, curved: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return the left and right vectors of S1, S12, S2 and of the third spike H."""
+    """Return the left and right vectors of S12, S2 and of the third spike H."""
     parts, data = case.parts, case.data
-    pieces = {name: (term.u, term.v) for name, term in vars(parts).items() if name != "G"}
-    pieces["H"] = (data.bulk_times(case.residue * data.z), curved)
-    return pieces
+    return {
+        "S12": (parts.S12.u, parts.S12.v),
+        "S2": (parts.S2.u, parts.S2.v),
+        "H": (data.bulk_times(case.residue * data.z), curved),
+    }
 
 
 def squared_cosine(u: Tensor, v: Tensor) -> float:
