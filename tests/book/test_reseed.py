@@ -128,6 +128,7 @@ AWAITING = {
     "density",
     "hessian-sweep",
     "random-matrix-excess",
+    "edge-threshold",
 }
 
 
