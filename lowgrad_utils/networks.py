@@ -86,7 +86,7 @@ def gaussian_mean(function: Function, s: Tensor) -> Tensor:
     Raises:
         ValueError: If s has an entry above 1e5, which would need too many nodes.
     """
-    widest = max(1.0, float(s.max()))
+    widest = max(1.0, float(s.detach().max()))
     if widest > 1e5:
         raise ValueError(f"s has the entry {widest:g}, but at most 1e5 is needed for quadrature")
     count = 1 + math.ceil(18 * widest / 0.1)
