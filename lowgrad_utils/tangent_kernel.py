@@ -355,5 +355,5 @@ def softmax_residue(p: Tensor, labels: Tensor) -> Tensor:
         tensor([-2.,  0.])
     """
     checks.matrix("p", p, rows=len(labels))
-    own = torch.zeros_like(p).scatter_(1, labels[:, None], 1)
-    return (-own / p.sqrt()).flatten()
+    own = labels[:, None]
+    return torch.zeros_like(p).scatter_(1, own, -p.gather(1, own).rsqrt()).flatten()
