@@ -24,6 +24,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
+from lowgrad_utils.diagnosis import Diagnosis
+
 #: Okabe and Ito's palette, told apart under every common colour blindness; yellow, too pale for
 #: lines on white, is left out.
 PALETTE = {
@@ -174,6 +176,70 @@ def spectrum(
     if positions:
         # The lines run through every corner, so the legend needs a ground of its own.
         axis.legend(frameon=True, framealpha=0.9, edgecolor="none", fontsize="small")
+
+
+def diagnosis_figure(found: Diagnosis) -> Figure:
+    """Draw a layer's gradient: singular values, and what the left singular vectors are made of.
+
+    Args:
+        found: What ``diagnose`` returned.
+
+    Returns:
+        A figure of two panels, to show or to hand to a slider.
+    """
+    if not isinstance(found, Diagnosis):
+        raise TypeError(f"found is a {type(found).__name__}, but what diagnose returns is needed")
+    fig, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), width_ratios=(1.4, 1))
+    values = found.singular_values.cpu().numpy()
+    left.plot(np.arange(1, len(values) + 1), values, "o", color="#6b7785", markersize=4)
+    # Zeros of rounding, and pieces that are nearly none, would stretch the axis.
+    least = max(1e-4 * values[0], 0.5 * values[-1])
+    norms = found.pieces
+    colours = ("blue", "vermillion", "green")
+    for (name, label), colour, style in zip(_PIECES.items(), colours, _LINE_STYLES[1:]):
+        text = f"‖{label}‖ = {norms[name]:.2g}"
+        height = max(norms[name], least)
+        left.axhline(height, color=PALETTE[colour], linestyle=style, label=text)
+    left.axhline(found.edge, color="black", label=f"edge = {found.edge:.2g}")
+    left.set(xlabel="k", ylabel="singular value k of G", yscale="log", ylim=(0.9 * least, None))
+    left.set_xscale("log" if len(values) > 50 else "linear")
+    left.legend(frameon=True, framealpha=0.9, edgecolor="none", fontsize="small", loc="lower left")
+    k = np.arange(1, len(found.top.s) + 1)
+    q, p = (np.asarray(x.cpu()) ** 2 for x in (found.along_q, found.along_residue))
+    right.bar(k, q, color=PALETTE["blue"], label="q: inputs")
+    right.bar(k, p, bottom=q, color=PALETTE["orange"], hatch="//", label="p: X_Bᵀr")
+    right.bar(k, 1 - q - p, bottom=q + p, color="#dde1e6", label="the rest")
+    right.set(xlabel="k", ylabel="share of uₖ", xticks=k, ylim=(0, 1.3), yticks=[0, 0.5, 1])
+    right.legend(ncols=3, fontsize="small", loc="upper center", columnspacing=1, handlelength=1.2)
+    fig.suptitle(f"{found.layer or 'the model'}: {found.kind}", fontsize="medium")
+    return fig
+
+
+def diagnosis(found: Diagnosis) -> None:
+    """Show ``diagnosis_figure`` with a text alternative and a caption of its own.
+
+    Args:
+        found: What ``diagnose`` returned.
+    """
+    fig = diagnosis_figure(found)
+    size = " x ".join(map(str, found.G.shape))
+    leader = {"data": "q", "residue": "p", "neither": "neither q nor p"}[found.leader]
+    spectrum_text = (
+        f"{found.outliers} of {len(found.singular_values)} singular values of the {size} gradient "
+        f"of layer {found.layer or 'the model'} are above the edge"
+    )
+    show(
+        fig,
+        alt=f"{spectrum_text}; the first left singular vector is closest to {leader}.",
+        caption=(
+            f"{spectrum_text}, the largest norm of E when examples get random signs. Right: "
+            "squared cosines of the leading left singular vectors with q, the leading direction of "
+            "the layer's inputs, and with p, that of X_Bᵀr; q and p are orthogonal."
+        ),
+    )
+
+
+_PIECES = {"S1": "S₁", "S12": "S₁₂", "S2": "S₂"}
 
 
 def slider(

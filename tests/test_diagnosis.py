@@ -4,11 +4,12 @@ import warnings
 
 import pytest
 import torch
+from matplotlib import pyplot as plt
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from lowgrad_utils import experiments
+from lowgrad_utils import experiments, figures
 from lowgrad_utils.curvature import LossCurvature
 from lowgrad_utils.diagnosis import diagnose, layer_names
 from lowgrad_utils.gradients import decompose
@@ -546,3 +547,23 @@ def test_the_gradient_is_that_of_the_curvature_module():
     found = diagnose(model, "0", (X, LABELS), CROSS_ENTROPY)
     other = LossCurvature(model, (X, LABELS), parameters=["0.weight"]).gradient()
     torch.testing.assert_close(found.G.T.reshape(-1), other, rtol=1e-10, atol=1e-14)
+
+
+# --- the figure -----------------------------------------------------------------------------------
+
+
+def test_the_figure_says_what_was_found(capsys):
+    found = diagnose(mlp(), "0", (X, LABELS), CROSS_ENTROPY)
+    fig = figures.diagnosis_figure(found)
+    spectrum, parts = fig.axes
+    points = spectrum.lines[0].get_ydata()
+    assert points == pytest.approx(found.singular_values.tolist())
+    heights = torch.tensor([bar.get_height() for bar in parts.patches]).reshape(3, -1)
+    torch.testing.assert_close(heights[0].double(), found.along_q**2)
+    torch.testing.assert_close(heights.sum(0), torch.ones_like(heights[0]))
+    plt.close(fig)
+    figures.diagnosis(found)
+    shown = capsys.readouterr().out
+    assert f"{found.outliers} of 6 singular values of the 8 x 6 gradient of layer 0" in shown
+    with pytest.raises(TypeError, match="found is a dict, but what diagnose returns is needed"):
+        figures.diagnosis_figure({})
