@@ -1,5 +1,7 @@
 """``diagnose`` where the truth is known, and on every layer of trained and untrained networks."""
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,6 +23,100 @@ _SETS = ("mnist", "fashion_mnist", "cifar10")
 #: Layers that ``diagnose`` takes, by network.
 LAYERS = {"resnet18": 21, "vgg11": 9, "patches": 14}
 _WIDTH = {"resnet18": (1 / 8, 16), "vgg11": (1 / 8, 32)}
+
+
+# --- the four blocks, from X and Delta themselves -------------------------------------------------
+
+
+def block_errors(kind: str, seed: int) -> dict[str, float]:
+    """Compare a diagnosis with autograd, and its pieces with their definition by X and Delta.
+
+    Args:
+        kind: ``vectors`` or ``tokens`` for a linear layer, ``patches`` for a convolution.
+        seed: Seed of the weights and the data.
+
+    Returns:
+        Relative distances of G from autograd's gradient and of S1, S12, S2 and E from their
+        definitions, and that of the sum of ``shares`` from 1.
+    """
+    checks.choice("kind", kind, ("vectors", "tokens", "patches"))
+    stream = checks.random_stream(seed, "blocks")
+    normal = functools.partial(torch.randn, generator=stream, dtype=torch.float64)
+    layer = (
+        nn.Conv2d(2, 7, 3, stride=2, padding=1) if kind == "patches" else nn.Linear(12, 7)
+    ).double()
+    head = nn.Linear(7, 4).double()
+    with torch.no_grad():
+        for parameter in (*layer.parameters(), *head.parameters()):
+            parameter.copy_(0.3 * normal(parameter.shape))
+    x = 0.5 + normal({"vectors": (60, 12), "tokens": (60, 5, 12), "patches": (60, 2, 8, 8)}[kind])
+    y = torch.arange(60) % 4
+    signals: list[Tensor] = []
+
+    def read(h: Tensor) -> Tensor:
+        signals[:] = [h]
+        positions = {"vectors": (), "tokens": (1,), "patches": (2, 3)}[kind]
+        bent = torch.tanh(h)
+        return head(bent.mean(positions) if positions else bent)
+
+    model = _Then(layer, read)
+    found = diagnose(model.eval(), "layer", (x, y), F.cross_entropy)
+    F.cross_entropy(model(x), y).backward(inputs=[layer.weight, signals[0]])
+    if kind == "patches":
+        X = F.unfold(x, 3, stride=2, padding=1).transpose(1, 2).flatten(0, 1)
+        Delta = signals[0].grad.flatten(2).transpose(1, 2).flatten(0, 1)
+    else:
+        X, Delta = x.flatten(0, -2), signals[0].grad.flatten(0, -2)
+    wanted = {"G": layer.weight.grad.flatten(1).T, **_pieces(X, Delta)}
+    pieces = (found.S1.matrix(), found.S12.matrix(), found.S2.matrix(), found.E)
+    errors = {
+        name: float((own - wanted[name]).norm() / wanted[name].norm())
+        for name, own in zip(("G", "S1", "S12", "S2", "E"), (found.G, *pieces))
+    }
+    return {**errors, "shares": abs(sum(found.shares.values()) - 1)}
+
+
+class _Then(nn.Module):
+    """A layer, then a function that keeps a hold on its output."""
+
+    def __init__(self, layer: nn.Module, function: Callable[[Tensor], Tensor]):
+        super().__init__()
+        self.layer, self.function = layer, function
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(x)
+        if h.requires_grad:
+            h.retain_grad()
+        return self.function(h)
+
+
+def _pieces(X: Tensor, Delta: Tensor) -> dict[str, Tensor]:
+    """Return S1, S12, S2 and E from the leading singular vectors of X and Delta."""
+    q = torch.linalg.svd(X, full_matrices=False).Vh[0]
+    U, s, Vh = torch.linalg.svd(Delta, full_matrices=False)
+    r, mu = U[:, 0], s[0] * Vh[0]
+    zeta_z = X @ q
+    X_B, rest = X - torch.outer(zeta_z, q), Delta - torch.outer(r, mu)
+    return {
+        "S1": torch.outer(X_B.T @ r, mu),
+        "S12": (zeta_z @ r) * torch.outer(q, mu),
+        "S2": torch.outer(q, zeta_z @ rest),
+        "E": X_B.T @ rest,
+    }
+
+
+def population_share_error(seed: int, *, d: int = 400, nu: float = 0.25) -> float:
+    """Return how far the shares of ``decompose``'s pieces are from adding up to 1.
+
+    Args:
+        seed: Seed of data and network.
+        d: Number of features.
+        nu: Spike exponent.
+    """
+    parts = scenario(d, nu=nu, activation="softplus", residue="offset", seed=seed).parts
+    pieces = (parts.S1.matrix(), parts.S12.matrix(), parts.S2.matrix(), parts.E)
+    squares = sum(float(piece.square().sum()) for piece in pieces)
+    return abs(squares / float(parts.G.square().sum()) - 1)
 
 
 # --- the two-layer network ------------------------------------------------------------------------
