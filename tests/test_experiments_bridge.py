@@ -20,6 +20,10 @@ def test_mean_square_slope_is_a_gaussian_mean(activation):
         assert float(found) == pytest.approx(float(sampled), abs=3e-3)
 
 
+def random_like(A):
+    return 0.3 * torch.randn(A.shape, dtype=FLOAT, generator=torch.Generator().manual_seed(0))
+
+
 def averaged_kernel(data, activation, draws, m):
     """The kernel averaged over many random networks."""
     total = 0
@@ -146,6 +150,8 @@ def test_at_equal_probabilities_the_gradient_is_in_the_span_of_the_class_centres
         step = next(bridge.classifier_steps(X, labels, W, A, activation="relu"))
         found = bridge.look(step, labels, groups)
         assert found["gradient_in_centres"] == pytest.approx(1, abs=1e-12)
+        assert max(bridge.centre_identity(X, labels, W, A)) < 1e-12
+    assert min(bridge.centre_identity(X, labels, W, A + random_like(A))) > 1e-3
 
 
 def test_centres_and_spikes_by_loops():

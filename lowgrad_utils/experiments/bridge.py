@@ -679,6 +679,32 @@ def centre_weights(labels: Tensor, classes: int) -> Tensor:
     return (share.T[:, :, None] * off[:, None]).flatten(1)
 
 
+def centre_identity(
+    X: Tensor, labels: Tensor, W: Tensor, A: Tensor, activation: str = "relu"
+) -> tuple[float, float]:
+    """Measure how far a gradient is from (C-1) sqrt(C) sum_c pi_c delta_c, its value at p = 1/C.
+
+    Args:
+        X: Data, n x d.
+        labels: Classes, from 0 to C - 1.
+        W: Inner weights, m x d.
+        A: Outer weights, C x m.
+        activation: A key of ``ACTIVATIONS``.
+
+    Returns:
+        The difference over the gradient's norm, and the share of its square outside the span of
+        the class centres.
+    """
+    jacobian, p = softmax_jacobian(X, W, A, activation=activation)
+    C, weights = len(A), centre_weights(labels, len(A))
+    shares = torch.bincount(labels, minlength=C).double() / len(labels)
+    residue = softmax_residue(p, labels)
+    gradient = jacobian.combination(residue / len(labels))
+    centres = jacobian.combination((C - 1) * C**0.5 * (shares @ weights))
+    outside = 1 - jacobian.share_in_combinations(residue, weights)
+    return float((gradient - centres).norm() / gradient.norm()), abs(outside)
+
+
 def look(step: Step, labels: Tensor, groups: Tensor) -> dict[str, float]:
     """Measure where the gradient and the class centres are in the Gauss-Newton spectrum.
 
