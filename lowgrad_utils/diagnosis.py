@@ -673,7 +673,7 @@ def _check_model(model: nn.Module) -> None:
 def _checked_rows(module: nn.Module, name: str, x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
     """Return rows of one entry if the layer computes X W^T on them: a subclass may do otherwise."""
     with torch.no_grad():
-        output = module(x[:1])
+        output = module.forward(x[:1])  # without the hooks, which have had their turn
         X, Y = _rows_of(module, x[:1], output)
         own = X.double() @ module.weight.detach().double().flatten(1).T
         if module.bias is not None:
@@ -702,7 +702,7 @@ def _check_loss(value: Any) -> None:
 
 def _batches(data: Any, model: nn.Module) -> Iterator[tuple[Tensor, Any]]:
     """Yield inputs and targets on the model's device."""
-    wanted = "a pair (inputs, targets), or batches of such pairs, are needed"
+    wanted = "a pair (inputs, targets), or batches of such pairs as from a DataLoader, are needed"
     if isinstance(data, Tensor | str) or not isinstance(data, Iterable):
         raise TypeError(f"data is a {type(data).__name__}, but {wanted}")
     pair = isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[0], Tensor)
@@ -717,7 +717,9 @@ def _batches(data: Any, model: nn.Module) -> Iterator[tuple[Tensor, Any]]:
             )
         if inputs.ndim == 0 or len(inputs) == 0:
             raise ValueError("data has a batch without examples; leave it out")
-        if isinstance(targets, Tensor) and targets.ndim and len(targets) != len(inputs):
+        if isinstance(targets, int | float) or getattr(targets, "ndim", 1) == 0:
+            raise ValueError("data gives single examples, but batches are needed: use a DataLoader")
+        if isinstance(targets, Tensor) and len(targets) != len(inputs):
             raise ValueError(f"data gives {len(inputs)} inputs, but {len(targets)} targets")
         if inputs.is_floating_point() and inputs.dtype != first.dtype:
             raise TypeError(

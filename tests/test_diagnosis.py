@@ -489,10 +489,20 @@ def test_quantised_lazy_and_overridden_layers_are_refused():
     ("data", "error", "line"),
     [
         (X, TypeError, "data is a Tensor, but a pair"),
+        (
+            TensorDataset(X, LABELS),
+            TypeError,
+            "data is a TensorDataset, but .* as from a DataLoader",
+        ),
         ([X], TypeError, "data gives a Tensor, but a pair"),
         ([], ValueError, "data has no examples: the loader is empty"),
         ((X[:0], LABELS[:0]), ValueError, "data has a batch without examples"),
         ((X[:1], LABELS[:1]), ValueError, "data has 1 example, but at least 2 are needed"),
+        (
+            TensorDataset(X, LABELS),
+            ValueError,
+            "data gives single examples, but batches are needed",
+        ),
         ((X, LABELS[:9]), ValueError, "data gives 30 inputs, but 9 targets"),
         ([({"x": X}, LABELS)], TypeError, "inputs that are a dict, but a tensor is needed"),
         ((X.float(), LABELS), TypeError, "inputs have dtype torch.float32, but the model's param"),
