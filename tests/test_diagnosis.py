@@ -499,7 +499,7 @@ def test_quantised_lazy_and_overridden_layers_are_refused():
         ((X[:0], LABELS[:0]), ValueError, "data has a batch without examples"),
         ((X[:1], LABELS[:1]), ValueError, "data has 1 example, but at least 2 are needed"),
         (
-            TensorDataset(X, LABELS),
+            list(TensorDataset(X, LABELS)),
             ValueError,
             "data gives single examples, but batches are needed",
         ),
