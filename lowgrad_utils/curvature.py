@@ -32,7 +32,7 @@ _KEPT_SHARE, _PASS_SHARE = 0.8, 0.2
 _PASS_BYTES = 128e6
 # Tracing a network takes about a second, whatever its size, as long as it then saves in products
 # over so many examples times parameters (measured: 2e9 to 1e10).
-_WORK_BEFORE_TRACING = 3.6e9
+_WORK_BEFORE_TRACING = 2.8e9
 _LARGEST_MATRIX = 20_000
 _DROPOUT = nn.modules.dropout._DropoutNd
 _BATCH_NORM = nn.modules.batchnorm._BatchNorm
