@@ -199,26 +199,26 @@ def test_bad_input_is_named():
     for function in (shared_matrix, spike_eigenvalues):
         with pytest.raises(ValueError, match=r"^residue has shape \(29,\)"):
             function(data, r[:-1])
-        with pytest.raises(TypeError, match="^residue has dtype torch.float32"):
+        with pytest.raises(TypeError, match=r"^residue has dtype torch.float32"):
             function(data, r.float())
     for order in (0, 7, 1.5, True):
-        with pytest.raises(ValueError, match="^order is .* from 1 to 6 is needed"):
+        with pytest.raises(ValueError, match=r"^order is .* from 1 to 6 is needed"):
             hidden_spike(data, network, r, order=order)
-    with pytest.raises(ValueError, match="^order is -1, but a whole number from 0 to 6"):
+    with pytest.raises(ValueError, match=r"^order is -1, but a whole number from 0 to 6"):
         slope_moments("tanh", torch.ones(2, dtype=FLOAT), -1)
-    with pytest.raises(ValueError, match="^activation is 'swish', but one of"):
+    with pytest.raises(ValueError, match=r"^activation is 'swish', but one of"):
         slope_moments("swish", torch.ones(2, dtype=FLOAT), 1)
-    with pytest.raises(ValueError, match="^s has the entry 0"):
+    with pytest.raises(ValueError, match=r"^s has the entry 0"):
         slope_moments("tanh", torch.zeros(2, dtype=FLOAT), 2)
-    with pytest.raises(TypeError, match="^s is"):
+    with pytest.raises(TypeError, match=r"^s is"):
         slope_moments("tanh", 1.0, 2)
-    with pytest.raises(ValueError, match="^order is 0.5"):
+    with pytest.raises(ValueError, match=r"^order is 0.5"):
         hermite(r, 0.5)
     with pytest.raises(ValueError, match="alpha = 0 is needed"):
         spike_eigenvalues(drawn(alpha=0.5)[0], r)
     with pytest.raises(ValueError, match="alpha = 0 is needed"):
         spike_eigenvalues(split_spike(data.X), r)
-    with pytest.raises(ValueError, match="^residue is zero"):
+    with pytest.raises(ValueError, match=r"^residue is zero"):
         spike_eigenvalues(data, 0 * r)
     with pytest.raises(ValueError, match="no known covariance"):
         norm_spike(split_spike(data.X), network, r)
