@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 
+from lowgrad_utils.curvature import LossCurvature
 from lowgrad_utils.experiments import bridge
 from lowgrad_utils.networks import ACTIVATIONS, TwoLayerNetwork
 from lowgrad_utils.spiked_data import sample_spiked_data, sample_targets
@@ -228,3 +229,20 @@ def test_identity_fails_with_wrong_weights_or_without_curvature():
 def test_identity_names_a_bad_loss():
     with pytest.raises(ValueError, match="loss is 'l1'"):
         bridge.identity_errors("l1", "tanh")
+
+
+def test_last_layer_is_that_of_the_curvature_module():
+    stream = torch.Generator().manual_seed(0)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layers = torch.nn.Linear(5, 6), torch.nn.Tanh(), torch.nn.Linear(6, 3)
+    model = torch.nn.Sequential(*layers).double().eval()
+    x, labels = torch.randn(12, 5, dtype=FLOAT, generator=stream), torch.arange(12) // 4
+    at = LossCurvature(model, (x, labels), parameters=["2.weight"])
+    step = bridge.last_layer(model, x, labels)
+    expected = torch.linalg.eigvalsh(at.gauss_newton.matrix()).flip(0)
+    torch.testing.assert_close(step.jacobian.modes.values[:18], expected, atol=1e-12, rtol=1e-9)
+    gradient = step.jacobian.combination(step.residue / 12).T.flatten()
+    torch.testing.assert_close(gradient, at.gradient())
+    with pytest.raises(ValueError, match="no linear layer"):
+        bridge.last_layer(torch.nn.Tanh(), x, labels)

@@ -881,3 +881,39 @@ def images_cells() -> tuple[dict[str, Any], ...]:
     rows = [dict(zip(names, (*row, "relu", 0))) for row in series]
     rows += [dict(zip(names, (name, True, "groups", "relu", 20))) for name in ("mnist", "cifar10")]
     return tuple({**row, "seed": seed} for seed, row in product(range(5), rows))
+
+
+@torch.no_grad()
+def last_layer(model: torch.nn.Module, inputs: Tensor, labels: Tensor) -> Step:
+    """Return gradient and Gauss-Newton matrix of a classifier's last linear layer, bias left out.
+
+    Its input is what the network has made of the images, so that these features are the data, and
+    their class means the data spikes.
+
+    Args:
+        model: A classifier in evaluation mode whose last linear layer gives the logits.
+        inputs: n inputs of the model.
+        labels: Their classes.
+
+    Raises:
+        ValueError: If the model has no linear layer.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
+        >>> last_layer(model, torch.ones(5, 3), torch.tensor([0, 1, 0, 1, 0])).jacobian.X.shape
+        torch.Size([10, 4])
+    """
+    layers = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
+    if not layers:
+        raise ValueError("the model has no linear layer")
+    seen = []
+    hook = layers[-1].register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    try:
+        p = model(inputs).double().softmax(1)
+    finally:
+        hook.remove()
+    units = torch.eye(p.shape[1], dtype=p.dtype) - p[:, None]
+    B = (p.sqrt()[:, :, None] * units).flatten(0, 1)
+    jacobian = LayerJacobian(seen[0].double().repeat_interleave(p.shape[1], 0), B, len(p))
+    accuracy = float((p.argmax(1) == labels).double().mean())
+    return Step(0, jacobian, softmax_residue(p, labels), accuracy)
