@@ -2,9 +2,12 @@
 
 The rectangular bulk is n x d with independent entries of variance 1/d and ratio = n/d <= 1, so
 that its singular values fill [1 - sqrt(ratio), 1 + sqrt(ratio)].
+
+``SampleCovariance`` is the general law, for columns of any population covariance.
 """
 
 import math
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -12,6 +15,9 @@ from scipy.optimize import brentq
 from torch import Tensor
 
 from lowgrad_utils import checks
+
+# How far above the real axis Silverstein's equation is solved, relative to the bulk's edge.
+_HEIGHT = 1e-10
 
 
 class Spike(NamedTuple):
@@ -249,6 +255,264 @@ def additive_spike(theta: float, eigenvalues: Tensor, *, margin: float | None = 
     if gap(start) <= 0:
         return edge
     return float(brentq(gap, start, edge + 2 * theta, xtol=1e-13 * (edge + theta)))
+
+
+class SampleOutlier(NamedTuple):
+    """What a population eigenvalue above the threshold shows in the sample covariance.
+
+    Attributes:
+        value: The sample eigenvalue.
+        population: The population eigenvalue.
+        overlap: Squared cosine between the sample and the population eigenvector.
+    """
+
+    value: float
+    population: float
+    overlap: float
+
+
+class SampleCovariance:
+    """The law of the eigenvalues of (1/m) T^(1/2) Z Z^T T^(1/2) for any population covariance T.
+
+    Z is d x m with independent entries of mean 0 and variance 1. The bulk obeys Silverstein's
+    equation z = -1/u + (1/m) sum_k t_k / (1 + t_k u) for u(z), the Stieltjes transform of the
+    m x m companion. Population eigenvalues t above its threshold l* = -1/u* are outliers: u* is
+    where dz/du = 0 above the bulk, and z(u*) the edge. Such a t appears at
+    psi(t) = t (1 + (1/m) sum_j t_j / (t - t_j)).
+
+    A population of finitely many eigenvalues is all atoms. The outliers are therefore the largest
+    K <= sqrt(m) such that t_K lies above the threshold of the rest, and its psi above the edge by
+    at least twice the scale of its fluctuations. Corrections of relative order 1/m: each outlier
+    takes one of the m samples from the bulk; and outliers act on each other as a 2 x 2 matrix with
+    off-diagonal entry sqrt(t_j t_k / m) does, so that two equal ones repel each other instead of
+    falling back into the bulk.
+
+    Args:
+        population: Eigenvalues t_k >= 0 of T in any order; zeros (up to rounding) drop out.
+        samples: m.
+
+    Attributes:
+        population: The positive eigenvalues, descending.
+        samples: m.
+        count: Number K of outliers.
+        threshold: The population eigenvalue l* from which on there are outliers.
+        edge: Upper edge of the bulk of the sample eigenvalues.
+        edge_scale: Scale of the fluctuations of its largest one: (largest - edge) / edge_scale
+            has the law of Tracy and Widom (real), of mean -1.21 and standard deviation 1.27.
+            edge_scale^3 = l*^3 (1 + (1/m) sum (t / (l* - t))^3) / m^2. Without a bulk these
+            three are 0.
+
+    Raises:
+        TypeError: If ``population`` is not a floating-point tensor.
+        ValueError: If an eigenvalue is negative beyond rounding, or all are 0.
+
+    Source: Silverstein (1995); outliers: Baik and Silverstein (2006), Paul (2007); fluctuations:
+        El Karoui (2007), Lee and Schnelli (2016).
+
+    Example:
+        >>> law = SampleCovariance(torch.tensor([9.0] + [1.0] * 100).double(), 400)
+        >>> round(law.edge, 3), round(law.outliers[0].value, 3)
+        (2.246, 9.281)
+    """
+
+    def __init__(self, population: Tensor, samples: int):
+        t = checks.vector("population", population).double().sort(descending=True).values
+        self.samples = checks.positive_integer("samples", samples)
+        rounding = 1e-12 * float(t.abs().max())
+        if float(t[-1]) < -rounding:
+            raise ValueError(f"population has the eigenvalue {float(t[-1]):g}, but 0 is the least")
+        if not float(t[0]) > 0:
+            raise ValueError("population has only zeros, but a covariance is needed")
+        self.population = t[t > rounding]
+        most = min(math.isqrt(self.samples), len(self.population), self.samples - 1)
+        self.count = next((k for k in range(most, 0, -1) if self._stands_out(k)), 0)
+        self.threshold, self.edge, self.edge_scale = self._ends(self.count)
+
+    @property
+    def bulk(self) -> Tensor:
+        """The population eigenvalues below the threshold."""
+        return self.population[self.count :]
+
+    @cached_property
+    def outliers(self) -> list[SampleOutlier]:
+        """The outliers, largest first."""
+        W = self.overlaps
+        return [
+            SampleOutlier(value, float(t), float(W[k, k]))
+            for k, (value, t) in enumerate(zip(self._values(), self.population[: self.count]))
+        ]
+
+    @cached_property
+    def overlaps(self) -> Tensor:
+        """Expected squared cosines of sample (rows, K) and population eigenvectors (all columns).
+
+        With bulk eigenvectors l t_j / (m (l - t_j)^2) over 1 + (1/m) sum t_j / (l - t_j), with
+        other outliers what two by two matrices mix. Rows sum to 1, unless zeros of the population
+        dropped out, whose eigenvectors get nothing.
+        """
+        K, m, t = self.count, self.samples, self.population
+        rows = []
+        for k in range(K):
+            row = torch.zeros_like(t)
+            size, gap = float(t[k]), t[k] - self.bulk
+            norm = 1 + float((self.bulk / gap).sum()) / m
+            row[K:] = size * self.bulk / (m * gap.square() * norm)
+            apart = t[k] - t[:K]
+            reach = (apart.square() + 4 * t[k] * t[:K] / m).sqrt()
+            # The odds of each neighbour against t_k itself: 1 for an equal one.
+            odds = (reach - apart.abs()) / (reach + apart.abs())
+            row[:K] = (1 - row[K:].sum()) * odds / odds.sum()
+            rows.append(row)
+        return torch.stack(rows) if rows else t.new_zeros(0, len(t))
+
+    def density(self, x: Tensor) -> Tensor:
+        """Compute the density of the positive sample eigenvalues of the bulk at points x > 0.
+
+        Args:
+            x: Points, any shape, positive.
+
+        Returns:
+            The density, with mass 1.
+
+        Raises:
+            ValueError: If a point is not positive, or there is no bulk.
+        """
+        u, points, bulk, left = self._solve(x.reshape(-1))
+        zeros = max(0.0, 1 - len(bulk) / left) * _HEIGHT / (points.square() + _HEIGHT**2)
+        share = min(len(bulk), left) / left
+        values = (u.imag - zeros).clamp(min=0) / (math.pi * share * self.edge)
+        return values.reshape(x.shape)
+
+    def cumulative(self, x: Tensor) -> Tensor:
+        """Compute the share of the bulk's positive sample eigenvalues below points x > 0.
+
+        From the potential of the law, without integrating the density:
+        F = (arg u + x Im u - (1/m) sum_k arg(1 + t_k u)) / pi, less the companion's zeros.
+
+        Args:
+            x: Points, any shape, positive.
+
+        Raises:
+            ValueError: If a point is not positive, or there is no bulk.
+        """
+        u, points, bulk, left = self._solve(x.reshape(-1))
+        angles = (1 + bulk * u[:, None]).angle().sum(dim=1) / left
+        below = (u.angle() + points * u.imag - angles) / math.pi
+        zeros = max(0.0, 1 - len(bulk) / left)
+        return ((below - zeros) / (1 - zeros)).clamp(0, 1).reshape(x.shape)
+
+    def quantile(self, level: float) -> float:
+        """Compute a quantile of the positive sample eigenvalues of the bulk.
+
+        Args:
+            level: Share below it, between 0 and 1, such as 0.5 for the median.
+
+        Raises:
+            ValueError: If the level is not between 0 and 1, or there is no bulk.
+
+        Example:
+            >>> law = SampleCovariance(torch.ones(100).double(), 400)
+            >>> round(law.quantile(0.5), 2)  # of Marchenko and Pastur's law with ratio 1/4
+            0.92
+        """
+        if not 0 < level < 1:
+            raise ValueError(f"level is {level}, but a number between 0 and 1 is needed")
+        self._needed_bulk()
+        below = lambda s: float(self.cumulative(torch.tensor([s**2]).double())) - level  # noqa: E731
+        return brentq(below, 1e-4 * self.edge**0.5, self.edge**0.5, rtol=1e-6) ** 2
+
+    def _solve(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
+        """Solve for u in units of the edge; return points, bulk and its samples in these, too."""
+        points = checks.vector("x", x).double()
+        if not bool((points > 0).all()):
+            raise ValueError("x has entries that are not positive, but points above 0 are needed")
+        left = self.samples - self.count
+        bulk = self._needed_bulk() * (left / self.samples / self.edge)
+        points = points / self.edge
+        return _companion(points, bulk, left), points, bulk, left
+
+    def _needed_bulk(self) -> Tensor:
+        if not len(self.bulk):
+            raise ValueError("population consists of outliers only, so that there is no bulk")
+        return self.bulk
+
+    def _stands_out(self, k: int) -> bool:
+        """Whether the k-th population eigenvalue is an outlier if those after it are the bulk."""
+        rest, size = self.population[k:], float(self.population[k - 1])
+        gap = size - rest
+        # The condition (1/m) sum (t/(l-t))^2 < 1 of psi' > 0, less the samples of k - 1 outliers.
+        if not bool((gap > 0).all()) or float((rest / gap).square().sum()) >= self.samples - k + 1:
+            return False
+        _, edge, scale = self._ends(k)
+        return self._position(size, rest) > edge + 2 * scale
+
+    def _ends(self, k: int) -> tuple[float, float, float]:
+        """Compute threshold, edge and the edge's scale with k outliers; zeros without a bulk."""
+        bulk, m = self.population[k:], self.samples
+        if not len(bulk):
+            return 0.0, 0.0, 0.0
+        t, left = bulk / bulk[0], m - k
+        # Of y = l / t_1 - 1 > 0: decreasing, positive at the lower end, negative at the upper.
+        excess = lambda y: float((t / (1 - t + y)).square().sum()) / left - 1  # noqa: E731
+        low, high = 0.5 / math.sqrt(left), math.sqrt(len(t) / left) * (1 + 1e-9)
+        size = float(bulk[0]) * (1 + brentq(excess, low, high, xtol=1e-15))
+        cubes = float((bulk / (size - bulk)).pow(3).sum())
+        edge = self._position(size, bulk) - size * k / m
+        return size, edge, size * ((left + cubes) / m**3) ** (1 / 3)
+
+    def _position(self, size: float, bulk: Tensor) -> float:
+        """Compute psi(l), where this bulk makes a population eigenvalue l appear."""
+        return size * (1 + float((bulk / (size - bulk)).sum()) / self.samples)
+
+    def _values(self) -> list[float]:
+        t, values = self.population[: self.count], []
+        for k, size in enumerate(t):
+            apart = size - t
+            reach = (apart.square() + 4 * size * t / self.samples).sqrt()
+            # Of a pair, the larger is pushed up and the smaller down by the same amount.
+            push = 2 * size * t / self.samples / (apart.abs() + reach)
+            push = torch.where(torch.arange(len(t)) > k, push, -push)
+            push[k] = 0
+            values.append(self._position(float(size), self.bulk) + float(push.sum()))
+        # Near the threshold repulsion must not carry an outlier into the bulk.
+        return [max(value, self.edge) for value in values]
+
+
+def _companion(x: Tensor, t: Tensor, m: int) -> Tensor:
+    """Solve x + i0 = -1/u + (1/m) sum_k t_k / (1 + t_k u) for u in the upper half plane.
+
+    Newton's method from x + 10i, where u = -1/z is close, down to the real axis; x and t should be
+    of order 1. The solution in the upper half plane is unique, so that whatever Newton converges
+    to there is right; where it does not, it tries again in smaller steps.
+    """
+    # A few points at a time: each meets every population eigenvalue.
+    if len(x) > (most := max(1, 100_000 // len(t))):
+        return torch.cat([_companion(block, t, m) for block in x.split(most)])
+    u, bad = _descend(x, t, m, 0.6)
+    for shrink in (0.85, 0.95):
+        if bad.any():
+            u[bad], still = _descend(x[bad], t, m, shrink)
+            bad[bad.clone()] = still
+    return u
+
+
+def _descend(x: Tensor, t: Tensor, m: int, shrink: float) -> tuple[Tensor, Tensor]:
+    """Follow u from x + 10i to the real axis; return it and where the equation is not met."""
+    imaginary = 10.0
+    u = -1 / torch.complex(x, torch.full_like(x, imaginary))
+    while imaginary > _HEIGHT:
+        imaginary = max(imaginary * shrink, _HEIGHT)
+        z = torch.complex(x, torch.full_like(x, imaginary))
+        for _ in range(3):
+            ratio = t / (1 + t * u[:, None])
+            gap = -1 / u + ratio.sum(dim=1) / m - z
+            step = gap / (u.square().reciprocal() - ratio.square().sum(dim=1) / m)
+            # At most nine tenths of the way to the real axis.
+            down = (step.imag / (0.9 * u.imag)).clamp(min=1)
+            u = u - step / down
+    ratio = t / (1 + t * u[:, None])
+    gap = -1 / u + ratio.sum(dim=1) / m - z
+    return u, gap.abs() > 1e-6 * (x.abs() + 1 / u.abs())
 
 
 def _ratio(ratio: float) -> float:

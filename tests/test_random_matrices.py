@@ -303,3 +303,132 @@ def test_a_spike_below_the_threshold_stays_in_a_given_bulk():
 def test_bad_additive_spikes_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+POPULATIONS = {
+    "outliers and zeros": torch.tensor([50.0, 20, 8, 3.5] + [1.0] * 200 + [0.0] * 96).double(),
+    "decaying": torch.arange(1, 301, dtype=FLOAT) ** -0.5,
+    "two clusters": torch.tensor([4.0] * 100 + [1.0] * 200).double(),
+}
+
+
+def sample_covariances(population, m, draws=12):
+    """Eigenvalues, descending, and squared cosines with coordinate axes, over draws."""
+    values, cosines = [], []
+    for seed in range(draws):
+        Z = gaussian(len(population), m, seed=900 + seed) * population.sqrt()[:, None] / m**0.5
+        e, U = torch.linalg.eigh(Z @ Z.T)
+        values.append(e.flip(0))
+        cosines.append(U.flip(1).T.square())
+    return torch.stack(values), torch.stack(cosines)
+
+
+@pytest.mark.parametrize("ratio", [0.3, 0.75, 1.0, 2.0])
+def test_an_identity_population_gives_marchenko_and_pastur(ratio):
+    m, p = 400, round(ratio * 400)
+    law = rm.SampleCovariance(2.0 * torch.ones(p).double(), m)
+    assert law.count == 0
+    assert law.threshold == pytest.approx(2 * (1 + ratio**0.5), rel=1e-9)
+    assert law.edge == pytest.approx(2 * (1 + ratio**0.5) ** 2, rel=1e-9)
+    # Johnstone's scale for white Wishart matrices.
+    johnstone = 2 / m * (m**0.5 + p**0.5) * (m**-0.5 + p**-0.5) ** (1 / 3)
+    assert law.edge_scale == pytest.approx(johnstone, rel=1e-9)
+    # The singular values of an n x d bulk with ratio min/max, up to their scale.
+    short, long = min(p, m), max(p, m)
+    s = torch.linspace(0.2, 1.9, 30, dtype=FLOAT)
+    scale = (2 * long / m) ** 0.5
+    seen = 2 * s * scale * law.density((s * scale).square()) * scale
+    wanted = rm.marchenko_pastur_density(s, short / long)
+    assert seen.numpy() == pytest.approx(wanted.numpy(), abs=1e-6)
+
+
+@pytest.mark.parametrize("strength", [2.2, 3.0, 10.0])
+def test_one_spike_follows_baik_ben_arous_and_peche(strength):
+    p, m = 3000, 4000
+    population = torch.ones(p).double()
+    population[7] = strength
+    law = rm.SampleCovariance(population, m)
+    (outlier,) = law.outliers
+    assert outlier.value == pytest.approx(rm.bbp_eigenvalue(strength, p / m), rel=2e-3)
+    excess, ratio = strength - 1, p / m
+    overlap = (1 - ratio / excess**2) / (1 + ratio / excess)
+    assert outlier.overlap == pytest.approx(overlap, abs=3e-3)
+    below = population.clone()
+    below[7] = 1 + 0.9 * ratio**0.5
+    assert rm.SampleCovariance(below, m).count == 0
+
+
+@pytest.mark.parametrize("name", POPULATIONS)
+@pytest.mark.parametrize("m", [200, 500])
+def test_the_law_describes_sampled_covariances(name, m):
+    population = POPULATIONS[name]
+    law = rm.SampleCovariance(population, m)
+    values, cosines = sample_covariances(population, m)
+    K, mean = law.count, values.mean(dim=0)
+    # A sample eigenvalue of size t fluctuates by t sqrt(2/m), of which 12 draws leave a third.
+    for k, outlier in enumerate(law.outliers):
+        assert outlier.value == pytest.approx(float(mean[k]), rel=4 * (2 / m / 12) ** 0.5)
+        error = 4 * float(cosines[:, k, k].std()) / 12**0.5 + 0.06
+        assert outlier.overlap == pytest.approx(float(cosines[:, k, k].mean()), abs=error)
+    # Tracy and Widom's mean is -1.2 scales; the bulk ends there, not elsewhere.
+    assert abs(float(mean[K]) - law.edge + 1.2 * law.edge_scale) < 1.5 * law.edge_scale
+    positive = mean[K : min(int((population > 0).sum()), m)]
+    for level in (0.1, 0.5, 0.9):
+        # A gap in the spectrum, as between clusters, makes a quantile of it uncertain.
+        expected = float(positive.quantile(level))
+        assert law.quantile(level) == pytest.approx(expected, rel=0.03)
+
+
+def test_equal_outliers_repel_each_other():
+    population = torch.tensor([30.0, 30.0] + [1.0] * 200).double()
+    law = rm.SampleCovariance(population, 400)
+    values, _ = sample_covariances(population, 400, draws=40)
+    first, second = law.outliers
+    assert first.value == pytest.approx(float(values[:, 0].mean()), rel=0.03)
+    assert second.value == pytest.approx(float(values[:, 1].mean()), rel=0.03)
+    assert first.overlap == pytest.approx(0.5, abs=0.01)
+
+
+def test_overlaps_are_shares_and_match_the_sampled_ones():
+    population = POPULATIONS["outliers and zeros"]
+    law = rm.SampleCovariance(population, 500)
+    assert law.overlaps.sum(dim=1).numpy() == pytest.approx(1, abs=1e-12)
+    assert bool((law.overlaps >= 0).all())
+    _, cosines = sample_covariances(population, 500)
+    K = law.count
+    seen = cosines[:, :K, K:204].mean(dim=(0, 2))
+    assert law.overlaps[:, K:].mean(dim=1).numpy() == pytest.approx(seen.numpy(), rel=0.25)
+
+
+def test_the_density_of_any_population_has_mass_one_and_its_mean():
+    law = rm.SampleCovariance(POPULATIONS["two clusters"], 500)
+    x = torch.linspace(1e-4, law.edge * 1.01, 4001, dtype=FLOAT)
+    f = law.density(x)
+    assert float(torch.trapezoid(f, x)) == pytest.approx(1, abs=2e-3)
+    assert float(torch.trapezoid(f * x, x)) == pytest.approx(2, abs=4e-3)
+    F = torch.cumulative_trapezoid(f, x)
+    assert law.cumulative(x[1:]).numpy() == pytest.approx(F.numpy(), abs=2e-3)
+
+
+def test_a_population_of_one_eigenvalue_has_no_bulk():
+    law = rm.SampleCovariance(torch.tensor([2.0, 0.0, 0.0]).double(), 50)
+    assert (law.count, law.edge, law.edge_scale) == (1, 0.0, 0.0)
+    assert law.outliers[0].value == pytest.approx(2.0)
+    assert law.outliers[0].overlap == pytest.approx(1.0)
+    with pytest.raises(ValueError, match="no bulk"):
+        law.quantile(0.5)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: rm.SampleCovariance(torch.tensor([1.0, -0.5]), 5), "eigenvalue -0.5"),
+        (lambda: rm.SampleCovariance(torch.zeros(3), 5), "only zeros"),
+        (lambda: rm.SampleCovariance(torch.ones(3), 0), "samples is 0"),
+        (lambda: rm.SampleCovariance(torch.ones(3), 9).density(torch.zeros(1)), "above 0"),
+        (lambda: rm.SampleCovariance(torch.ones(3), 9).quantile(1.0), "level is 1.0"),
+    ],
+)
+def test_bad_populations_are_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
