@@ -34,7 +34,6 @@ class SecularEquation:
         bulk: B, d x m.
         U: Left factors, d x k.
         V: Right factors, m x k.
-        cross: False leaves the cross terms out, which is right only on average.
 
     Raises:
         TypeError: If dtypes differ or an argument is no floating-point tensor.
@@ -52,7 +51,6 @@ class SecularEquation:
     bulk: Tensor = field(repr=False)
     U: Tensor = field(repr=False)
     V: Tensor = field(repr=False)
-    cross: bool = True
 
     def __post_init__(self):
         d, m = checks.matrix("bulk", self.bulk).shape
@@ -79,22 +77,30 @@ class SecularEquation:
         """The largest singular value of the bulk."""
         return float(self._svd[1][0])
 
-    def matrix(self, x: float) -> Tensor:
-        """Compute M(x), 2k x 2k, for x above ``edge``."""
+    def matrix(self, x: float, *, cross: bool = True) -> Tensor:
+        """Compute M(x), 2k x 2k.
+
+        Args:
+            x: A point above ``edge``.
+            cross: False leaves the cross terms out, which is right only on average.
+        """
         s, (u, v, u_null, v_null) = self._svd[1], self._parts
         weights = 1 / (x**2 - s**2)
         on_left = x * (u.T * weights) @ u + u_null.T @ u_null / x
         on_right = x * (v.T * weights) @ v + v_null.T @ v_null / x
-        between = (u.T * (weights * s)) @ v if self.cross else torch.zeros_like(on_left)
+        between = (u.T * (weights * s)) @ v if cross else torch.zeros_like(on_left)
         return torch.cat(
             [torch.cat([on_left, between], dim=1), torch.cat([between.T, on_right], dim=1)]
         )
 
-    def roots(self) -> Tensor:
+    def roots(self, *, cross: bool = True) -> Tensor:
         """Return the roots above the bulk, falling; at most k.
 
         By inertia, J - M(x) has k + (number of singular values of G above x) negative
         eigenvalues, and its eigenvalues grow with x: the i-th root is where number k + i is 0.
+
+        Args:
+            cross: As for ``matrix``.
         """
         k, start = self.U.shape[1], self.edge * (1 + _START)
         end = 2 * (self.edge + float(torch.linalg.norm(self.U) * torch.linalg.norm(self.V)))
@@ -102,7 +108,7 @@ class SecularEquation:
         for index in range(k, 2 * k):
 
             def gap(x: float, index: int = index) -> float:
-                return float(torch.linalg.eigvalsh(self._difference(x))[index])
+                return float(torch.linalg.eigvalsh(self._difference(x, cross))[index])
 
             if gap(start) >= 0:
                 break
@@ -115,20 +121,20 @@ class SecularEquation:
         roots = self.roots()
         columns = []
         for x in roots.tolist():
-            values, vectors = torch.linalg.eigh(self._difference(x))
+            values, vectors = torch.linalg.eigh(self._difference(x, True))
             c = vectors[:, values.abs().argmin()]
             a, b = c[: self.U.shape[1]], c[self.U.shape[1] :]
-            weights, coupling = 1 / (x**2 - s**2), float(self.cross)
-            on_left = left @ (weights * (x * (u @ a) + coupling * s * (v @ b))) + u_null @ a / x
-            on_right = right.T @ (weights * (coupling * s * (u @ a) + x * (v @ b))) + v_null @ b / x
+            weights = 1 / (x**2 - s**2)
+            on_left = left @ (weights * (x * (u @ a) + s * (v @ b))) + u_null @ a / x
+            on_right = right.T @ (weights * (s * (u @ a) + x * (v @ b))) + v_null @ b / x
             columns.append((on_left / on_left.norm(), on_right / on_right.norm()))
         empty = self.bulk.new_zeros
         U = torch.stack([c[0] for c in columns], 1) if columns else empty(self.bulk.shape[0], 0)
         V = torch.stack([c[1] for c in columns], 1) if columns else empty(self.bulk.shape[1], 0)
         return SingularTriplets(U, roots, V)
 
-    def _difference(self, x: float) -> Tensor:
-        M = self.matrix(x)
+    def _difference(self, x: float, cross: bool) -> Tensor:
+        M = self.matrix(x, cross=cross)
         k = self.U.shape[1]
         swap = torch.eye(2 * k, dtype=M.dtype, device=M.device).roll(k, dims=0)
         return swap - M

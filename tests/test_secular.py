@@ -48,7 +48,7 @@ def test_the_matrix_is_made_of_resolvents():
         [[x * u.T @ left @ u, u.T @ left @ b @ v], [v.T @ b.T @ left @ u, x * v.T @ right @ v]]
     )
     np.testing.assert_allclose(SecularEquation(B, U, V).matrix(x).numpy(), naive, atol=1e-12)
-    plain = SecularEquation(B, U, V, cross=False).matrix(x).numpy()
+    plain = SecularEquation(B, U, V).matrix(x, cross=False).numpy()
     np.testing.assert_allclose(plain[:3, :3], naive[:3, :3], atol=1e-12)
     assert not plain[:3, 3:].any()
 
@@ -56,7 +56,7 @@ def test_the_matrix_is_made_of_resolvents():
 def test_without_cross_terms_the_roots_are_wrong():
     B, U, V = example()
     top = torch.linalg.svdvals(B + U @ V.T)[0]
-    assert abs(SecularEquation(B, U, V, cross=False).roots()[0] / top - 1) > 1e-3
+    assert abs(SecularEquation(B, U, V).roots(cross=False)[0] / top - 1) > 1e-3
 
 
 def test_a_term_that_lowers_the_bulk_has_no_root():
