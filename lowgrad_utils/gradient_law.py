@@ -19,12 +19,15 @@ import torch
 from torch import Tensor
 
 from lowgrad_utils import checks
-from lowgrad_utils.networks import ACTIVATIONS, Activation, TwoLayerNetwork
+from lowgrad_utils.networks import ACTIVATIONS, Activation, Function, TwoLayerNetwork
 from lowgrad_utils.random_matrices import SampleCovariance
 
 # The expansion stops at an error of 1e-9 relative to the diagonal. Examples of correlation near 1
 # and large preactivations need more orders than are affordable: 5 % for such a pair are admitted.
 _TOLERANCE, _ADMITTED, _MOST_ORDERS = 1e-9, 0.05, 250
+
+# Mean of the law of the largest eigenvalue of a real symmetric matrix at the edge, in its scale.
+_TRACY_WIDOM_MEAN = -1.2065
 
 
 @torch.no_grad()
@@ -187,6 +190,32 @@ class GradientLaw:
         """
         return math.sqrt(self.covariance.quantile(level))
 
+    def typical_values(self, count: int) -> Tensor:
+        """Compute where the largest singular values are to be expected.
+
+        First the outliers; the bulk's largest at Tracy and Widom's mean, 1.21 scales below the
+        edge; its j-th at the quantile 1 - (j - 1/2) / N of the N in the bulk.
+
+        Args:
+            count: How many, at most the number of nonzero ones.
+
+        Returns:
+            Singular values, length ``count``.
+
+        Raises:
+            ValueError: If there are fewer.
+        """
+        law, count = self.covariance, checks.positive_integer("count", count)
+        size = law.count + (inside := min(len(law.bulk), self.m - law.count))
+        if count > size:
+            raise ValueError(f"count is {count}, but the gradient has {size} nonzero ones at most")
+        values = [outlier.value for outlier in self.outliers][:count]
+        if len(values) < count:
+            values.append(self.edge + _TRACY_WIDOM_MEAN * self.edge_scale)
+        for j in range(2, count - law.count + 1):
+            values.append(min(values[-1], self.quantile(1 - (j - 0.5) / inside)))
+        return torch.tensor(values, dtype=torch.float64)
+
     def squared_cosines(self, direction: Tensor) -> Tensor:
         """Compute the expected squared cosines between left singular vectors and a direction.
 
@@ -261,6 +290,64 @@ def gradient_law(
     weighted = X * residue[:, None]
     T = weighted.T @ (kernel @ weighted) * (network.gamma**2 * network.m / n**2)
     return GradientLaw((T + T.T) / 2, network.m)
+
+
+@torch.no_grad()
+def mean_column(X: Tensor, network: TwoLayerNetwork, residue: Tensor) -> Tensor:
+    """Compute the mean of G's columns that a residue of the network's own outputs brings.
+
+    For an independent residue the columns have mean 0 over the signs a_j. Given the outputs f,
+    which are a sum over neurons, column j is drawn towards them:
+
+        E[g_j | f] = (1/(n m)) X^T D_r Psi N^-1 f,    Psi_ik = E sigma'(h_i) sigma(h_k),
+                                                      N_ik = E sigma(h_i) sigma(h_k),
+
+    by linear regression of a_j sigma'(X w_j) on f = gamma sum_j a_j sigma(X w_j). Its part that
+    does not depend on the targets is (gamma^2/n) X^T (l'' o E sigma sigma'), what one neuron sees
+    of itself in the residue.
+
+    Args:
+        X: Data, n x d.
+        network: The network whose outputs are in the residue; weights uniform on the sphere.
+        residue: r_i = dl/df at (f(x_i), y_i), length n.
+
+    Returns:
+        The mean, length d; of order gamma^2 n^(-1/2) times lengths of examples.
+
+    Raises:
+        TypeError: If an argument is not a floating-point tensor, or dtypes differ.
+        ValueError: If shapes do not fit, or an entry is NaN or infinite.
+
+    Source: this book.
+    """
+    n, d = checks.matrix("X", X, columns=network.W.shape[1]).shape
+    checks.vector("residue", residue, length=n)
+    checks.same_dtype(W=network.W, X=X, residue=residue)
+    s, rho, _ = _checked(X @ X.T / d, None)
+    value, derivative = network.sigma.value, network.sigma.derivative
+    N = _kernel(value, value, s, rho, d)
+    # Rounding can make the smallest eigenvalues of nearly equal examples negative.
+    N.diagonal().mul_(1 + 1e-10)
+    weights = _kernel(derivative, value, s, rho, d) @ torch.linalg.solve(N, network(X))
+    return X.T @ (residue * weights) / (n * network.m)
+
+
+def _kernel(left: Function, right: Function, s: Tensor, rho: Tensor, dimension: int) -> Tensor:
+    """Compute E left(h_i) right(h_k) over the sphere, as ``derivative_kernel`` does for sigma'."""
+    x, weights = _nodes(max(1.0, float(s.max())), dimension)
+    h = s[:, None] * x.to(s)
+    first, second, weights = left(h), right(h), weights.to(s)
+    total = torch.zeros_like(rho)
+    rests = [first.square() @ weights, second.square() @ weights]
+    squares = [rest.clone() for rest in rests]
+    for k, (p, power) in enumerate(zip(_polynomials(x, dimension), _powers(rho, dimension))):
+        a, b = first @ (weights * p.to(s)), second @ (weights * p.to(s))
+        total.addcmul_(torch.outer(a, b), power)
+        rests = [rests[0] - a.square(), rests[1] - b.square()]
+        if k > 1 and any(_negligible(k, rest, power, whole) for rest, whole in zip(rests, squares)):
+            break
+    total.diagonal().copy_((first * second) @ weights)
+    return total
 
 
 def _preactivations(X: Tensor, shift: Tensor | None) -> tuple[Tensor, Tensor | None]:

@@ -283,8 +283,8 @@ class SampleCovariance:
     A population of finitely many eigenvalues is all atoms. The outliers are therefore the largest
     K <= sqrt(m) such that t_K lies above the threshold of the rest, and its psi above the edge by
     at least twice the scale of its fluctuations. Corrections of relative order 1/m: each outlier
-    takes one of the m samples from the bulk; and outliers act on each other as a 2 x 2 matrix with
-    off-diagonal entry sqrt(t_j t_k / m) does, so that two equal ones repel each other instead of
+    takes one of the m samples from the bulk; and two outliers act on each other as Gaussian noise
+    of variance t_j t_k / m in a 2 x 2 matrix does, so that equal ones repel each other instead of
     falling back into the bulk.
 
     Args:
@@ -357,10 +357,10 @@ class SampleCovariance:
             size, gap = float(t[k]), t[k] - self.bulk
             norm = 1 + float((self.bulk / gap).sum()) / m
             row[K:] = size * self.bulk / (m * gap.square() * norm)
-            apart = t[k] - t[:K]
-            reach = (apart.square() + 4 * t[k] * t[:K] / m).sqrt()
+            cosine, _ = _mixing((t[k] - t[:K]).abs(), (t[k] * t[:K] / m).sqrt())
             # The odds of each neighbour against t_k itself: 1 for an equal one.
-            odds = (reach - apart.abs()) / (reach + apart.abs())
+            odds = (1 - cosine) / (1 + cosine)
+            odds[k] = 1
             row[:K] = (1 - row[K:].sum()) * odds / odds.sum()
             rows.append(row)
         return torch.stack(rows) if rows else t.new_zeros(0, len(t))
@@ -467,15 +467,31 @@ class SampleCovariance:
     def _values(self) -> list[float]:
         t, values = self.population[: self.count], []
         for k, size in enumerate(t):
-            apart = size - t
-            reach = (apart.square() + 4 * size * t / self.samples).sqrt()
+            apart = (size - t).abs()
             # Of a pair, the larger is pushed up and the smaller down by the same amount.
-            push = 2 * size * t / self.samples / (apart.abs() + reach)
+            push = (_mixing(apart, (size * t / self.samples).sqrt())[1] - apart) / 2
             push = torch.where(torch.arange(len(t)) > k, push, -push)
             push[k] = 0
             values.append(self._position(float(size), self.bulk) + float(push.sum()))
         # Near the threshold repulsion must not carry an outlier into the bulk.
         return [max(value, self.edge) for value in values]
+
+
+def _mixing(gap: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
+    """Average what a symmetric 2 x 2 matrix of Gaussian noise does to two eigenvalues.
+
+    With off-diagonal noise of standard deviation ``size`` and diagonal noise sqrt(2) times that,
+    (difference of the diagonal, twice the off-diagonal) is a point of the plane with mean
+    (gap, 0) and standard deviation 2 size on either axis. Its polar angle is twice the angle by
+    which the eigenvectors turn, its radius (Rice's law) the gap between the eigenvalues.
+
+    Returns:
+        Mean cosine of the polar angle, and mean radius.
+    """
+    a = (gap / (2 * size)).square() / 4
+    i0, i1 = torch.special.i0e(a), torch.special.i1e(a)
+    cosine = (math.pi / 2 * a).sqrt() * (i0 + i1)
+    return cosine, size * math.sqrt(2 * math.pi) * ((1 + 2 * a) * i0 + 2 * a * i1)
 
 
 def _companion(x: Tensor, t: Tensor, m: int) -> Tensor:

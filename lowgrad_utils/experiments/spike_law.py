@@ -1,0 +1,297 @@
+"""The law behind the spikes: gradients beside the law of their population matrix T."""
+
+import math
+from dataclasses import dataclass, field
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from lowgrad_utils import checks
+from lowgrad_utils.datasets import load
+from lowgrad_utils.experiments.initialisation import RESIDUES, paper_sizes
+from lowgrad_utils.gradient_law import GradientLaw, gradient_law
+from lowgrad_utils.gradients import closed_form_gradient
+from lowgrad_utils.networks import ACTIVATIONS, LOSSES, TwoLayerNetwork
+from lowgrad_utils.spiked_data import (
+    SpikedData,
+    binary_labels,
+    sample_spiked_data,
+    sample_targets,
+    split_spike,
+)
+
+#: (nu, alpha) of the grid over activations, and (scaling, residue): the network's own residue or
+#: that of another network, which knows nothing of W.
+POINTS = ((0.125, 0.0), (0.375, 0.0), (0.25, 0.5))
+KINDS = (("ntk", "own"), ("ntk", "foreign"), ("mean-field", "own"))
+#: Sizes and activations over which errors are fitted.
+SIZES, FEW = (250, 400, 640, 1000), ("softplus", "relu", "tanh")
+#: Forms of the kernel that are compared: all orders, and mean and slope only (two terms).
+FORMS = {"full": None, "linear": 1}
+
+
+@dataclass(frozen=True)
+class LawCase:
+    """One gradient with what its law needs.
+
+    Attributes:
+        data: Data with their spike.
+        network: The network whose gradient is taken.
+        residue: The residue.
+        G: The gradient, d x m.
+    """
+
+    data: SpikedData
+    network: TwoLayerNetwork
+    residue: Tensor = field(repr=False)
+    G: Tensor = field(repr=False)
+
+    def law(self, order: int | None = None) -> GradientLaw:
+        """Compute the law of this gradient, by orders of the kernel up to ``order``."""
+        return gradient_law(self.data.X, self.network, self.residue, order=order)
+
+
+def law_case(
+    d: int,
+    *,
+    nu: float,
+    alpha: float = 0.0,
+    activation: str = "softplus",
+    loss: str = "mse",
+    scaling: str = "ntk",
+    residue: str = "foreign",
+    seed: int = 0,
+) -> LawCase:
+    """Draw data, a network with uniform rows and a residue, and take the gradient.
+
+    Args:
+        d: Number of features; n = 0.75 d and m = 1.25 d.
+        nu: Spike exponent.
+        alpha: Decay exponent of the bulk.
+        activation: A key of ``ACTIVATIONS``.
+        loss: A key of ``LOSSES``; triple-index targets, made binary where it needs labels.
+        scaling: ``"ntk"`` or ``"mean-field"``.
+        residue: ``"own"`` (of the network), ``"foreign"`` (of another network on the same
+            targets), ``"sign"`` (random signs), or a key of ``RESIDUES``.
+        seed: One integer; all draws use separate streams of it.
+
+    Raises:
+        ValueError: If a name is unknown or a number out of range.
+
+    Example:
+        >>> law_case(40, nu=0.25).G.shape
+        torch.Size([40, 50])
+    """
+    n, m = paper_sizes(d)
+    data = sample_spiked_data(n, d, nu=nu, alpha=alpha, seed=seed)
+    y = sample_targets(data.X, seed=seed).y
+    return _case(data, y, m, activation, loss, scaling, residue, seed)
+
+
+def image_case(
+    source: str,
+    *,
+    n: int = 450,
+    m: int = 900,
+    activation: str = "relu",
+    loss: str = "mse",
+    residue: str = "foreign",
+    seed: int = 0,
+) -> LawCase:
+    """Draw examples of a shipped data set, their classes 0 ... 9 as targets, and the gradient.
+
+    Args:
+        source: ``"mnist"`` (pixels in 0-1, d = 784) or ``"cifar10-embeddings"`` (d = 1280).
+        n: Number of examples.
+        m: Number of neurons.
+        activation: A key of ``ACTIVATIONS``.
+        loss: A key of ``LOSSES``.
+        residue: As in ``law_case``.
+        seed: One integer; all draws use separate streams of it.
+
+    Raises:
+        ValueError: If a name is unknown or a number out of range.
+    """
+    checks.choice("source", source, ("mnist", "cifar10-embeddings"))
+    X, classes = load(source).matrix(n=n, seed=seed)
+    data = split_spike(X)
+    return _case(data, classes.double(), m, activation, loss, "ntk", residue, seed)
+
+
+def _case(data, y, m, activation, loss, scaling, residue, seed) -> LawCase:
+    chosen = LOSSES[checks.choice("loss", loss, LOSSES)]
+    checks.choice("residue", residue, ("own", "foreign", "sign", *RESIDUES))
+    kind = {"activation": activation, "scaling": scaling}
+    network = TwoLayerNetwork.random(data.d, m, **kind, seed=seed)
+    if residue in ("own", "foreign"):
+        # Another stream of the same seed would be the same network.
+        other = TwoLayerNetwork.random(data.d, m, **kind, seed=seed + 10_000)
+        outputs = (network if residue == "own" else other)(data.X)
+        r = chosen.residue(outputs, binary_labels(y) if chosen.binary else y)
+    elif residue == "sign":
+        stream = checks.random_stream(seed, "residue")
+        r = torch.randn(data.n, generator=stream, dtype=torch.float64).sign()
+    else:
+        r = RESIDUES[residue](data, network, loss, seed)
+    return LawCase(data, network, r, closed_form_gradient(data.X, network, r))
+
+
+def compare(law: GradientLaw, singular_values: Tensor) -> dict[str, float]:
+    """Compare a law with the singular values of one gradient.
+
+    Args:
+        law: The law.
+        singular_values: Singular values of G, descending.
+
+    Returns:
+        ``count``, the number K of outliers; ``s1``, ``s2``, ``s3``, log of measured over expected;
+        ``top``, the same for the bulk's largest value, ``median`` for its median;
+        ``distance``, the largest difference of the bulk's distribution functions.
+
+    Raises:
+        ValueError: If there are fewer than 4 values beyond the outliers.
+    """
+    checks.vector("singular_values", singular_values)
+    K = law.covariance.count
+    bulk = singular_values[K : K + min(len(law.covariance.bulk), law.m - K)]
+    if len(bulk) < 4:
+        raise ValueError(f"singular_values has {len(bulk)} in the bulk, but at least 4 are needed")
+    expected = law.typical_values(max(3, K + 1))
+    errors = torch.log(singular_values[: len(expected)] / expected)
+    below = law.covariance.cumulative(bulk.square())
+    ranks = (torch.arange(len(bulk), 0, -1, dtype=torch.float64) - 0.5) / len(bulk)
+    return {
+        "count": float(K),
+        **{f"s{k + 1}": float(errors[k]) for k in range(3)},
+        "top": float(errors[K]),
+        "median": math.log(float(bulk.median()) / law.quantile(0.5)),
+        "distance": float((below - ranks).abs().max()),
+    }
+
+
+def angle_errors(case: LawCase, law: GradientLaw, U: Tensor) -> dict[str, float]:
+    """Compare squared cosines of the two leading left singular vectors with the law's.
+
+    Args:
+        case: The gradient's case.
+        law: Its law.
+        U: Left singular vectors, leading first.
+
+    Returns:
+        For k = 1, 2 and x among ``T`` (T's k-th eigenvector), ``q`` and ``residue`` (X_B^T r):
+        ``u{k}_{x}`` and ``u{k}_{x}_expected``, which is 0 where the law has no k-th outlier.
+    """
+    values = {}
+    for k in range(2):
+        named = {"T": law.vectors[:, k], "q": case.data.q}
+        named["residue"] = case.data.bulk_times(case.residue)
+        for name, x in named.items():
+            seen = float((U[:, k] @ x) / x.norm()) ** 2
+            expected = float(law.squared_cosines(x)[k]) if k < len(law.outliers) else 0.0
+            values |= {f"u{k + 1}_{name}": seen, f"u{k + 1}_{name}_expected": expected}
+    return values
+
+
+def measure_law(case: LawCase) -> dict[str, float]:
+    """Measure a gradient against the law of each form of the kernel.
+
+    Args:
+        case: The case.
+
+    Returns:
+        What ``compare`` returns, prefixed by the form (``full_s1``, ``linear_top``, ...), and what
+        ``angle_errors`` returns for the full form.
+    """
+    # Of the Gram matrix on the shorter side: three times as fast as the singular values.
+    eigenvalues, U = torch.linalg.eigh(case.G @ case.G.T)
+    s = eigenvalues.flip(0)[: min(case.G.shape)].clamp(min=0).sqrt()
+    values = {}
+    for form, order in FORMS.items():
+        law = case.law(order)
+        values |= {f"{form}_{name}": value for name, value in compare(law, s).items()}
+        if form == "full":
+            values |= angle_errors(case, law, U.flip(1))
+    return values
+
+
+def law_cell(
+    d: int,
+    nu: float,
+    alpha: float,
+    activation: str,
+    loss: str,
+    scaling: str,
+    residue: str,
+    seed: int,
+) -> dict[str, float]:
+    """Measure one cell of the grids over sizes, activations, losses and residues.
+
+    Arguments are those of ``law_case``, the result is that of ``measure_law``.
+    """
+    return measure_law(
+        law_case(
+            d,
+            nu=nu,
+            alpha=alpha,
+            activation=activation,
+            loss=loss,
+            scaling=scaling,
+            residue=residue,
+            seed=seed,
+        )
+    )
+
+
+def image_cell(source: str, activation: str, residue: str, seed: int) -> dict[str, float]:
+    """Measure one cell of the grid over real data: ``measure_law`` of ``image_case``."""
+    return measure_law(image_case(source, activation=activation, residue=residue, seed=seed))
+
+
+def cells() -> tuple[dict, ...]:
+    """Build the grid over activations, losses, points and residues, at d = 400."""
+    return tuple(
+        {
+            "d": 400,
+            "nu": nu,
+            "alpha": alpha,
+            "activation": activation,
+            "loss": loss,
+            "scaling": scaling,
+            "residue": residue,
+            "seed": seed,
+        }
+        for seed, activation, loss, (nu, alpha), (scaling, residue) in product(
+            range(4), ACTIVATIONS, LOSSES, POINTS, KINDS
+        )
+    )
+
+
+def size_cells() -> tuple[dict, ...]:
+    """Build the grid over sizes: residues of another network, squared loss, alpha = 0."""
+    return tuple(
+        {
+            "d": d,
+            "nu": nu,
+            "alpha": 0.0,
+            "activation": activation,
+            "loss": "mse",
+            "scaling": "ntk",
+            "residue": "foreign",
+            "seed": seed,
+        }
+        for seed, d, activation, nu in product(range(20), SIZES, FEW, (0.125, 0.375))
+    )
+
+
+def image_cells() -> tuple[dict, ...]:
+    """Build the grid over MNIST and features of CIFAR-10."""
+    return tuple(
+        {"source": source, "activation": activation, "residue": residue, "seed": seed}
+        for seed, source, activation, residue in product(
+            range(4),
+            ("mnist", "cifar10-embeddings"),
+            ("relu", "silu", "softplus", "tanh"),
+            ("own", "foreign"),
+        )
+    )
