@@ -129,7 +129,7 @@ def load(epoch: int = EPOCHS[-1]) -> TrainedNetwork:
 
     Example:
         >>> load()
-        TrainedNetwork(fashion_mnist-patches, epoch 40: 28458 parameters, 7020 training images)
+        TrainedNetwork(fashion_mnist-patches, epoch 40: 27914 parameters, 7020 training images)
     """
     if epoch not in EPOCHS:
         raise ValueError(f"epoch is {epoch!r}, but one of {', '.join(map(str, EPOCHS))} is needed")
