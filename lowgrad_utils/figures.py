@@ -152,7 +152,8 @@ def spectrum(
         markeredgewidth=1.5,
         linestyle="none",
         color="black",
-        clip_on=False,
+        # Without a point it would count as lying at the figure's corner, and squeeze the axes.
+        clip_on=len(outliers) == 0,
         transform=axis.get_xaxis_transform(),
     )
     colours = itertools.cycle(PALETTE[name] for name in ("blue", "vermillion", "green", "purple"))

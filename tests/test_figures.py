@@ -184,6 +184,15 @@ def test_each_outlier_is_seen_beside_a_large_bulk():
     assert [t.get_text() for t in axis.get_legend().get_texts()] == list(lines)
 
 
+def test_a_spectrum_without_outliers_keeps_its_size():
+    figure, axes = plt.subplots(2, 2, layout="constrained")
+    for axis, top in zip(axes.flat, (0.9, 0.9, 2.0, 2.0)):
+        figures.spectrum(axis, [0.3, 0.5, top], edge=1.0)
+    figure.canvas.draw()
+    widths = [axis.get_position().width for axis in axes.flat]
+    assert min(widths) > 0.3
+
+
 def test_a_spectrum_without_an_edge_shows_its_largest_values():
     axis = spectrum(list(range(1, 11)))
     assert sorted(axis.lines[0].get_xdata()) == [5, 6, 7, 8, 9, 10]
