@@ -190,6 +190,7 @@ def test_a_spectrum_without_outliers_keeps_its_size():
         figures.spectrum(axis, [0.3, 0.5, top], edge=1.0)
     figure.canvas.draw()
     widths = [axis.get_position().width for axis in axes.flat]
+    plt.close(figure)
     assert min(widths) > 0.3
 
 
