@@ -10,9 +10,9 @@ from torch import Tensor
 from lowgrad_utils import checks
 from lowgrad_utils.datasets import load
 from lowgrad_utils.experiments.initialisation import RESIDUES, paper_sizes
-from lowgrad_utils.gradient_law import GradientLaw, gradient_law
+from lowgrad_utils.gradient_law import GradientLaw, gradient_law, mean_column
 from lowgrad_utils.gradients import closed_form_gradient
-from lowgrad_utils.networks import ACTIVATIONS, LOSSES, TwoLayerNetwork
+from lowgrad_utils.networks import ACTIVATIONS, LOSSES, TwoLayerNetwork, normalise_rows
 from lowgrad_utils.spiked_data import (
     SpikedData,
     binary_labels,
@@ -20,6 +20,7 @@ from lowgrad_utils.spiked_data import (
     sample_targets,
     split_spike,
 )
+from lowgrad_utils.training import gradient_descent
 
 #: (nu, alpha) of the grid over activations, and (scaling, residue): the network's own residue or
 #: that of another network, which knows nothing of W.
@@ -27,6 +28,8 @@ POINTS = ((0.125, 0.0), (0.375, 0.0), (0.25, 0.5))
 KINDS = (("ntk", "own"), ("ntk", "foreign"), ("mean-field", "own"))
 #: Sizes and activations over which errors are fitted.
 SIZES, FEW = (250, 400, 640, 1000), ("softplus", "relu", "tanh")
+#: Epochs at which training is compared with laws.
+EPOCHS = (0, 1, 3, 10, 20)
 #: Forms of the kernel that are compared: all orders, and mean and slope only (two terms).
 FORMS = {"full": None, "linear": 1}
 
@@ -193,11 +196,12 @@ def angle_errors(case: LawCase, law: GradientLaw, U: Tensor) -> dict[str, float]
     return values
 
 
-def measure_law(case: LawCase) -> dict[str, float]:
+def measure_law(case: LawCase, forms: tuple[str, ...] = tuple(FORMS)) -> dict[str, float]:
     """Measure a gradient against the law of each form of the kernel.
 
     Args:
         case: The case.
+        forms: Keys of ``FORMS``.
 
     Returns:
         What ``compare`` returns, prefixed by the form (``full_s1``, ``linear_top``, ...), and what
@@ -207,8 +211,8 @@ def measure_law(case: LawCase) -> dict[str, float]:
     eigenvalues, U = torch.linalg.eigh(case.G @ case.G.T)
     s = eigenvalues.flip(0)[: min(case.G.shape)].clamp(min=0).sqrt()
     values = {}
-    for form, order in FORMS.items():
-        law = case.law(order)
+    for form in forms:
+        law = case.law(FORMS[form])
         values |= {f"{form}_{name}": value for name, value in compare(law, s).items()}
         if form == "full":
             values |= angle_errors(case, law, U.flip(1))
@@ -243,16 +247,140 @@ def law_cell(
     )
 
 
-def image_cell(source: str, activation: str, residue: str, seed: int) -> dict[str, float]:
-    """Measure one cell of the grid over real data: ``measure_law`` of ``image_case``."""
-    return measure_law(image_case(source, activation=activation, residue=residue, seed=seed))
+def image_cell(source: str, activation: str, seed: int) -> dict[str, float]:
+    """Measure one cell of the grid over real data, with the network's own residue."""
+    return measure_law(image_case(source, activation=activation, residue="own", seed=seed))
+
+
+def own_cell(d: int, activation: str, seed: int) -> dict[str, float]:
+    """Compare the gradients of two networks with the same residue, which one of them made.
+
+    Args:
+        d: Number of features; nu = 1/4, alpha = 0, squared loss, NTK scaling.
+        activation: A key of ``ACTIVATIONS``.
+        seed: Seed.
+
+    Returns:
+        ``slope`` of the measured mean column on ``mean_column``, both without their parts along
+        the two leading eigenvectors of T, whose noise is larger; ``size`` and ``rest``, sqrt(m)
+        times the length of ``mean_column`` over the edge, with these parts and without;
+        ``shift_k`` for k = 1 ... 6, log of the k-th singular value with its own residue over that
+        with the other network's, and ``expected_k``, the same by the laws of T + m b b^T and T.
+    """
+    case = law_case(d, nu=0.25, activation=activation, residue="own", seed=seed)
+    X, r, m = case.data.X, case.residue, case.network.m
+    other = TwoLayerNetwork.random(d, m, activation=activation, seed=seed + 10_000)
+    law, b = case.law(), mean_column(X, case.network, r)
+    leading = law.vectors[:, :2]
+    rest = b - leading @ (leading.T @ b)
+    own = torch.linalg.svdvals(case.G)[:6].log()
+    foreign = torch.linalg.svdvals(closed_form_gradient(X, other, r))[:6].log()
+    moved = GradientLaw(law.T + m * torch.outer(b, b), m).typical_values(6).log()
+    expected = moved - law.typical_values(6).log()
+    return {
+        "slope": float((case.G.mean(dim=1) @ rest) / rest.square().sum()),
+        "size": math.sqrt(m) * float(b.norm()) / law.edge,
+        "rest": math.sqrt(m) * float(rest.norm()) / law.edge,
+        **{f"shift_{k + 1}": float(own[k] - foreign[k]) for k in range(6)},
+        **{f"expected_{k + 1}": float(expected[k]) for k in range(6)},
+    }
+
+
+def training_errors(
+    activation: str,
+    scaling: str,
+    *,
+    eta: float = 0.3,
+    epochs: tuple[int, ...] = EPOCHS,
+    d: int = 240,
+    nu: float = 0.25,
+    rows: int = 6000,
+    seed: int = 0,
+) -> dict[int, dict[str, dict[str, float]]]:
+    """Compare gradients along training with two laws.
+
+    Gradient descent with normalised rows on the squared loss, triple-index targets. ``"uniform"``
+    is the law of uniform rows with the residue of the epoch. ``"moved"`` replaces Phi by the mean
+    over fresh rows (w, a), which took the same steps with the network's residues and gamma: given
+    those, each row moves by itself, so that the moved rows are independent again.
+
+    Args:
+        activation: A key of ``ACTIVATIONS``.
+        scaling: A key of ``SCALINGS``.
+        eta: Step in units of 1/gamma.
+        epochs: Epochs at which to compare.
+        d: Number of features; n = 0.75 d and m = 1.25 d.
+        nu: Spike exponent.
+        rows: Number of fresh rows.
+        seed: Seed.
+
+    Returns:
+        For each epoch what ``compare`` returns for ``"uniform"`` and ``"moved"``, and under
+        ``"state"`` the ``loss`` and ``moved``, the relative change of W.
+    """
+    n, m = paper_sizes(d)
+    data = sample_spiked_data(n, d, nu=nu, seed=seed)
+    X, y = data.X, sample_targets(data.X, seed=seed).y
+    kind = {"activation": activation, "scaling": scaling}
+    network = TwoLayerNetwork.random(d, m, **kind, seed=seed)
+    fresh = TwoLayerNetwork.random(d, rows, **kind, seed=seed + 10_000)
+    errors = {}
+    for state in gradient_descent(X, y, network, eta=eta, normalisation="rows"):
+        slopes = network.sigma.derivative(X @ fresh.W.T)
+        if state.epoch in epochs:
+            s = torch.linalg.svdvals(state.gradient)
+            fixed = (X, state.network, state.residue)
+            distance = float((state.network.W - network.W).norm() / network.W.norm())
+            errors[state.epoch] = {
+                "uniform": compare(gradient_law(*fixed), s),
+                "moved": compare(gradient_law(*fixed, kernel=slopes @ slopes.T / rows), s),
+                "state": {"loss": state.loss, "moved": distance},
+            }
+        if state.epoch == max(epochs):
+            return errors
+        # gamma of the network, not of the many fresh rows; the step is eta / gamma.
+        step = (X.T @ (state.residue[:, None] * slopes)).mul_(eta / n * fresh.a)
+        moved = normalise_rows(fresh.W - step.T)
+        fresh = TwoLayerNetwork(moved, fresh.a, **kind)
+
+
+def training_cell(activation: str, scaling: str, eta: float, seed: int) -> dict[str, float]:
+    """Measure one cell of the grid over training.
+
+    Arguments and meaning are those of ``training_errors``; names are ``moved_s1_10`` and so on.
+    """
+    errors = training_errors(activation, scaling, eta=eta, seed=seed)
+    return {
+        f"{kind}_{name}_{epoch}": value
+        for epoch, kinds in errors.items()
+        for kind, values in kinds.items()
+        for name, value in values.items()
+    }
+
+
+def own_cells() -> tuple[dict, ...]:
+    """Build the grid of the network's own residue."""
+    return tuple(
+        {"d": 300, "activation": activation, "seed": seed}
+        for seed, activation in product(range(30), ("softplus", "relu", "silu"))
+    )
+
+
+def training_cells() -> tuple[dict, ...]:
+    """Build the grid over training: mean field, and NTK scaling with small steps."""
+    return tuple(
+        {"activation": activation, "scaling": scaling, "eta": eta, "seed": seed}
+        for seed, activation, (scaling, eta) in product(
+            range(5), FEW, (("mean-field", 0.3), ("ntk", 0.02))
+        )
+    )
 
 
 def cells() -> tuple[dict, ...]:
-    """Build the grid over activations, losses, points and residues, at d = 400."""
+    """Build the grid over activations, losses, points and residues, at d = 300."""
     return tuple(
         {
-            "d": 400,
+            "d": 300,
             "nu": nu,
             "alpha": alpha,
             "activation": activation,
@@ -262,36 +390,29 @@ def cells() -> tuple[dict, ...]:
             "seed": seed,
         }
         for seed, activation, loss, (nu, alpha), (scaling, residue) in product(
-            range(4), ACTIVATIONS, LOSSES, POINTS, KINDS
+            range(2), ACTIVATIONS, LOSSES, POINTS, KINDS
         )
     )
 
 
+def size_cell(d: int, nu: float, activation: str, seed: int) -> dict[str, float]:
+    """Measure one cell of the grid over sizes: the full form, a residue of another network."""
+    return measure_law(law_case(d, nu=nu, activation=activation, seed=seed), ("full",))
+
+
 def size_cells() -> tuple[dict, ...]:
-    """Build the grid over sizes: residues of another network, squared loss, alpha = 0."""
+    """Build the grid over sizes: squared loss, NTK scaling, alpha = 0."""
     return tuple(
-        {
-            "d": d,
-            "nu": nu,
-            "alpha": 0.0,
-            "activation": activation,
-            "loss": "mse",
-            "scaling": "ntk",
-            "residue": "foreign",
-            "seed": seed,
-        }
-        for seed, d, activation, nu in product(range(20), SIZES, FEW, (0.125, 0.375))
+        {"d": d, "nu": nu, "activation": activation, "seed": seed}
+        for seed, d, activation, nu in product(range(12), SIZES, FEW, (0.125, 0.375))
     )
 
 
 def image_cells() -> tuple[dict, ...]:
     """Build the grid over MNIST and features of CIFAR-10."""
     return tuple(
-        {"source": source, "activation": activation, "residue": residue, "seed": seed}
-        for seed, source, activation, residue in product(
-            range(4),
-            ("mnist", "cifar10-embeddings"),
-            ("relu", "silu", "softplus", "tanh"),
-            ("own", "foreign"),
+        {"source": source, "activation": activation, "seed": seed}
+        for seed, source, activation in product(
+            range(3), ("mnist", "cifar10-embeddings"), ("relu", "silu", "softplus", "tanh")
         )
     )
