@@ -54,6 +54,19 @@ def test_the_permuted_spike_has_the_norm_of_h_and_another_direction():
     assert even.norm > 0
 
 
+@pytest.mark.parametrize(("activation", "order"), [("relu", 1), ("elu", 2), ("tanh", 2)])
+def test_norm_ratio_against_the_terms_themselves(activation, order):
+    squares = []
+    for seed in range(30):
+        case = spike_scenario(120, nu=0.4, activation=activation, seed=seed)
+        squares.append((spikes_of(case, [order])[0].norm / case.parts.S1.norm) ** 2)
+    squares = torch.tensor(squares)
+    error = float(squares.std()) / 30**0.5
+    expected = hidden_spikes.norm_ratio(120, 0.4, activation, order) ** 2
+    # The ratio of means is not the mean of ratios, up to a relative 1/d.
+    assert abs(float(squares.mean()) - expected) < 3 * error + 0.02 * expected
+
+
 @pytest.mark.parametrize("activation", hidden_spikes.CURVED + hidden_spikes.EVEN)
 def test_the_first_order_is_the_first_moment_that_is_not_zero(activation):
     s = torch.ones(1, dtype=FLOAT)
