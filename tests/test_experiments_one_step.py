@@ -167,7 +167,7 @@ def test_cells_hold_what_they_say():
     p = one_step.problem(40, nu=0.25, target="both", seed=2)
     W = autograd_step(p, 1.0)
     assert cell["w1"] == pytest.approx(float(torch.linalg.matrix_norm(W, 2)), abs=2e-6)
-    assert cell["error"] == pytest.approx(one_step.outcome(p, W).error, abs=2e-6)
+    assert cell["risk"] == pytest.approx(one_step.outcome(p, W).error, abs=2e-6)
     assert cell["linear"] == pytest.approx(one_step.linear_error(p), abs=2e-6)
     assert cell["floor"] == pytest.approx(0.54)
     b = p.data.X.T @ p.residue
@@ -200,15 +200,29 @@ def test_compression_tunes_the_step_on_the_validation_sample():
         )
         validation, test = one_step.tuned(p, W)
         assert test == pytest.approx(one_step.outcome(p, W, theory=False).error)
-        tried[validation] = {"error": pytest.approx(test, abs=2e-6), "eta": eta}
+        tried[validation] = {"risk": pytest.approx(test, abs=2e-6), "eta": eta}
     assert cell == tried[min(tried)]
+
+
+def test_quadratic_shares_add_up_to_the_learnt_share():
+    p = one_step.problem(60, seed=3)
+    W = one_step.stepped(p.network.W, p.parts.G, 3 / p.network.gamma)
+    shares = one_step.quadratic_shares(p, W)
+    learnt = one_step.outcome(p, W, theory=False).learnt[one_step.PARTS.index("omega_2")]
+    theta = math.sqrt(0.5)
+    assert sum(shares[1:]) == pytest.approx(float(learnt) / theta, abs=1e-6)
+    b = p.data.X.T @ p.residue
+    cosine = float(b @ p.population.omega) / float(b.norm())
+    assert shares.ceiling == pytest.approx(cosine**4)
+    with pytest.raises(ValueError, match=r"^the target's coefficient of omega_2 is 0"):
+        one_step.quadratic_shares(one_step.problem(40, target="q"), p.network.W[:50, :40])
 
 
 def test_mnist_without_a_step_is_random_features():
     plain = one_step.mnist_cell(False, "none", 0.0, 0)
     centred = one_step.mnist_cell(True, "full", 0.0, 0)
-    assert plain["error"] == centred["error"]
-    assert 0.2 < plain["error"] < 0.6
+    assert plain["risk"] == centred["risk"]
+    assert 0.2 < plain["risk"] < 0.6
     assert plain["u1_q"] > 0.9 > 0.6 > centred["u1_q"]
 
 

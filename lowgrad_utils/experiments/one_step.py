@@ -61,9 +61,9 @@ ETAS = (0.0, 0.06, 0.2, 0.5, 1.0, 3.0, 10.0)
 #: Steps among which the validation sample chooses when gradients are compressed.
 COMPRESSION_ETAS = (0.3, 1.0, 3.0, 10.0)
 #: The number of features of the grids, and their seeds.
-SIZE, SEEDS = 240, tuple(range(16))
+SIZE, SEEDS = 240, tuple(range(12))
 #: Rules and lengths of the steps on MNIST.
-MNIST_RULES = ("full", "rank-1", "rank-2", "rank-3", "rank-10", "rank-30", "orthogonal")
+MNIST_RULES = ("full", "rank-1", "rank-2", "rank-10", "rank-30", "orthogonal")
 MNIST_LENGTHS = (0.3, 1.0, 3.0)
 
 
@@ -674,14 +674,14 @@ def step_cell(
         seed: Seed.
 
     Returns:
-        ``error``, ``penalty``, ``fixed``, ``linear`` (ridge regression on x), ``floor`` (the best
-        linear function), with their predictions ``p_error`` and ``p_fixed``; ``learnt_...`` and
-        ``p_learnt_...`` for each of ``PARTS``; ``w1``, ``w2`` (singular values of the weights),
-        ``w_residue``, ``w_q`` and predictions ``p_w1`` ... (0 where rows are normalised); ``f1``,
-        ``f2``, ``f3`` (of the centred features over sqrt(n)) and ``p_f1`` ...; ``shape_1`` and
-        ``shape_2``, the shares of their two top left singular vectors that the two functions
-        phi(+-t) of the weights' own spike direction explain; ``omega`` and ``q``, the alignments
-        of X^T r. Rounded to six decimals.
+        ``risk`` (the test error), ``penalty``, ``fixed``, ``linear`` (ridge regression on x) and
+        ``floor`` (the best linear function), with predictions ``p_risk`` and ``p_fixed``;
+        ``learnt_...`` and ``p_learnt_...`` for each of ``PARTS``; ``w1``, ``w2`` (singular values
+        of the weights), ``w_residue``, ``w_q`` and predictions ``p_w1`` ... (0 where rows are
+        normalised); ``f1``, ``f2``, ``f3`` (of the centred features over sqrt(n)) and ``p_f1``
+        ...; ``shape_1`` and ``shape_2``, the shares of their two top left singular vectors that
+        the two functions phi(+-t) of the weights' own spike direction explain; ``omega`` and
+        ``q``, the alignments of X^T r. Rounded to six decimals.
     """
     p = problem(
         d,
@@ -698,8 +698,8 @@ def step_cell(
     C = population_covariance(p.population, W, activation)
     o = outcome(p, W, covariance=C)
     values = {
-        "error": o.error,
-        "p_error": o.predicted,
+        "risk": o.error,
+        "p_risk": o.predicted,
         "penalty": o.penalty,
         "fixed": o.fixed,
         "p_fixed": o.predicted_fixed,
@@ -774,7 +774,7 @@ def compression_cell(
         seed: Seed.
 
     Returns:
-        ``error``, the test error, and ``eta``, the step chosen. Rounded to six decimals.
+        ``risk``, the test error, and ``eta``, the step chosen. Rounded to six decimals.
     """
     p = problem(
         d,
@@ -789,7 +789,7 @@ def compression_cell(
     etas = (0.0,) if rule == "none" else COMPRESSION_ETAS
     tried = [(*tuned(p, descended(p, eta, rule, steps)), eta) for eta in etas]
     _, error, eta = min(tried)
-    return {"error": round(error, 6), "eta": eta}
+    return {"risk": round(error, 6), "eta": eta}
 
 
 def tuned(p: Problem, W: Tensor) -> tuple[float, float]:
@@ -799,12 +799,70 @@ def tuned(p: Problem, W: Tensor) -> tuple[float, float]:
         p: The problem.
         W: Weights, m x d.
     """
+    best, sigma = _best_fit(p, W), p.network.activation
+    return tuple(
+        float((best(features(sample.X, W, sigma)) - sample.y).square().mean())
+        for sample in (p.validation, p.test)
+    )
+
+
+def _best_fit(p: Problem, W: Tensor) -> RidgeFit:
     sigma = p.network.activation
     fits = ridge_path(features(p.fit.X, W, sigma), p.fit.y, list(PENALTIES))
-    F = features(p.validation.X, W, sigma)
-    best = fits[chosen(fits, F, p.validation.y)]
-    errors = [(best(F) - p.validation.y), (best(features(p.test.X, W, sigma)) - p.test.y)]
-    return tuple(float(e.square().mean()) for e in errors)
+    return fits[chosen(fits, features(p.validation.X, W, sigma), p.validation.y)]
+
+
+class QuadraticShares(NamedTuple):
+    """Where the learnt share of he_2(omega^T x) comes from, rho the cosine of omega and X^T r.
+
+    Attributes:
+        ceiling: rho^4, the most that functions of t = u^T x can reach, u along X^T r.
+        along: The part through rho^2 he_2(t).
+        mixed: The part through sqrt(2) rho sqrt(1 - rho^2) t s, s = v^T x.
+        across: The part through (1 - rho^2) he_2(s).
+    """
+
+    ceiling: float
+    along: float
+    mixed: float
+    across: float
+
+
+def quadratic_shares(p: Problem, W: Tensor) -> QuadraticShares:
+    """Split the learnt share of he_2(omega^T x) by omega = rho u + sqrt(1 - rho^2) v.
+
+    For an isotropic bulk without spike, he_2(omega^T x) is the sum of the three functions that
+    ``QuadraticShares`` names; the share of each is E f p / theta over the test sample.
+
+    Args:
+        p: A problem with alpha = 0, nu = 0 and a target that is quadratic in omega^T x.
+        W: Weights, m x d.
+
+    Raises:
+        ValueError: If the target has no part he_2(omega^T x).
+
+    Example:
+        >>> p = problem(40)
+        >>> shares = quadratic_shares(p, p.network.W)
+        >>> max(abs(share) for share in shares[1:]) < 0.3 < shares.ceiling
+        True
+    """
+    theta = float(p.population.coefficients[PARTS.index("omega_2")])
+    checks.positive("the target's coefficient of omega_2", theta)
+    omega = p.population.omega
+    u = p.data.X.T @ p.residue
+    u = u / u.norm()
+    rho = float(omega @ u)
+    v = normalise_rows((omega - rho * u)[None])[0]
+    t, s = p.test.X @ u, p.test.X @ v
+    f = _best_fit(p, W)(features(p.test.X, W, p.network.activation))
+    f = f - f.mean()
+    rest = 1 - rho**2
+    along = rho**2 * (t.square() - 1) * _HALF
+    mixed = math.sqrt(2 * rest) * rho * t * s
+    across = rest * (s.square() - 1) * _HALF
+    shares = (float((f * part).mean()) / theta for part in (along, mixed, across))
+    return QuadraticShares(rho**4, *shares)
 
 
 def degree_cell(
@@ -843,7 +901,7 @@ def mnist_cell(centred: bool, rule: str, length: float, seed: int) -> dict[str, 
         seed: Seed.
 
     Returns:
-        ``error`` (over the variance of the test digits), ``validation`` (the same on that
+        ``risk`` (test error over the variance of the test digits), ``validation`` (the same on that
         sample), ``u1_q`` and ``u1_residue`` of the gradient. Rounded to six decimals.
     """
     images = load("mnist")
@@ -861,7 +919,7 @@ def mnist_cell(centred: bool, rule: str, length: float, seed: int) -> dict[str, 
     best = fits[chosen(fits, F, y[validation])]
     x_test, test_digits = images.matrix("test", seed=seed)
     errors = {
-        "error": (best(features(x_test, W, "relu")), test_digits.double()),
+        "risk": (best(features(x_test, W, "relu")), test_digits.double()),
         "validation": (best(F), y[validation]),
     }
     values = {name: (f - t).square().mean() / t.var() for name, (f, t) in errors.items()}
@@ -968,7 +1026,7 @@ _COMPRESSION_SERIES = (
     (0.25, 0.0, "softplus", "mean-field", "both", 4.0),
 )
 _SINGLE_RULES = tuple(rule for rule in RULES if rule not in ("rank-10", "rank-30"))
-_LONGER_RULES = ("full", "rank-1", "rank-2", "S1+S12+S2", "orthogonal", "orthogonal-2")
+_LONGER_RULES = ("full", "rank-1", "rank-2", "orthogonal")
 
 
 def compression_cells() -> tuple[Cell, ...]:
@@ -994,7 +1052,7 @@ def longer_cells() -> tuple[Cell, ...]:
 def _compression_cells(series, rules, steps) -> tuple[Cell, ...]:
     return tuple(
         {"d": SIZE, **dict(zip(_COMPRESSION_NAMES, row)), "rule": rule, "steps": steps, "seed": s}
-        for s, row, rule in product(SEEDS[:12], series, rules)
+        for s, row, rule in product(SEEDS, series, rules)
     )
 
 
