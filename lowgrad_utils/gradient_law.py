@@ -212,8 +212,10 @@ class GradientLaw:
         values = [outlier.value for outlier in self.outliers][:count]
         if len(values) < count:
             values.append(self.edge + _TRACY_WIDOM_MEAN * self.edge_scale)
-        for j in range(2, count - law.count + 1):
-            values.append(min(values[-1], self.quantile(1 - (j - 0.5) / inside)))
+        ranks = torch.arange(2, count - law.count + 1, dtype=torch.float64)
+        if len(ranks):
+            inner = law.quantiles(1 - (ranks - 0.5) / inside).sqrt().clamp(max=values[-1])
+            values += inner.tolist()
         return torch.tensor(values, dtype=torch.float64)
 
     def squared_cosines(self, direction: Tensor) -> Tensor:

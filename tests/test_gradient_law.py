@@ -4,7 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from lowgrad_utils.gradient_law import GradientLaw, derivative_kernel, gradient_law
+from lowgrad_utils.gradient_law import (
+    GradientLaw,
+    derivative_kernel,
+    gradient_law,
+    mean_column,
+)
 from lowgrad_utils.gradients import closed_form_gradient
 from lowgrad_utils.networks import ACTIVATIONS, TwoLayerNetwork, normalise_rows
 from lowgrad_utils.spiked_data import sample_spiked_data
@@ -162,6 +167,52 @@ def test_density_counts_the_singular_values():
     )
 
 
+def test_typical_values_descend_from_the_outliers_through_the_bulk():
+    data, r, networks = case("softplus")
+    law = gradient_law(data.X, networks[0], r)
+    values, K = law.typical_values(60), len(law.outliers)
+    assert bool((values.diff() <= 0).all())
+    assert values[:K].tolist() == [outlier.value for outlier in law.outliers]
+    assert float(values[K]) == pytest.approx(law.edge - 1.2065 * law.edge_scale)
+    s = torch.linalg.svdvals(closed_form_gradient(data.X, networks[0], r))
+    assert values[30:].numpy() == pytest.approx(s[30:60].numpy(), rel=0.05)
+    with pytest.raises(ValueError, match="count is 181"):
+        law.typical_values(data.n + 1)
+
+
+@pytest.mark.parametrize("activation", ["softplus", "relu"])
+def test_a_residue_of_its_own_outputs_pulls_the_mean_column(activation):
+    def slopes(own):
+        found = []
+        for seed in range(80):
+            data = sample_spiked_data(45, 60, nu=0.2, seed=seed)
+            network, other = (
+                TwoLayerNetwork.random(60, 75, activation=activation, seed=k * 1000 + seed)
+                for k in (1, 2)
+            )
+            r = network(data.X) - torch.randn(45, generator=stream(seed), dtype=FLOAT)
+            b = mean_column(data.X, network, r)
+            # Along T's leading eigenvectors the mean of the columns is mostly noise.
+            V = gradient_law(data.X, network, r).vectors[:, :2]
+            b = b - V @ (V.T @ b)
+            G = closed_form_gradient(data.X, network if own else other, r)
+            found.append(float(G.mean(dim=1) @ b / b.square().sum()))
+        return np.mean(found), np.std(found) / len(found) ** 0.5
+
+    mean, error = slopes(own=True)
+    # Relative corrections are of order 1/d.
+    assert mean == pytest.approx(1, abs=4 * error + 0.05) and error < 0.1
+    mean, error = slopes(own=False)
+    assert mean == pytest.approx(0, abs=4 * error)
+
+
+def test_for_erf_no_column_is_pulled():
+    data, r, _ = case(d=40)
+    network = TwoLayerNetwork.random(40, 50, activation="erf", seed=1)
+    # sigma sigma' is odd, and so is every mixed moment.
+    assert float(mean_column(data.X, network, r).norm()) < 1e-10
+
+
 def test_bad_input_is_named():
     data, r, networks = case(d=24)
     network, X = networks[0], data.X
@@ -180,6 +231,7 @@ def test_bad_input_is_named():
         (lambda: gradient_law(X, gaussian_a, r), "a has the entry"),
         (lambda: gradient_law(X, network, r, shift=r), "shift has shape"),
         (lambda: gradient_law(X, network, r, kernel=K), "kernel has shape"),
+        (lambda: mean_column(X, network, r[:3]), "residue has shape"),
         (lambda: GradientLaw(K[:2], 5), "T has shape"),
         (lambda: GradientLaw(K, 5).squared_cosines(0 * K[0]), "direction is zero"),
     ]:

@@ -377,6 +377,8 @@ def test_the_law_describes_sampled_covariances(name, m):
         # A gap in the spectrum, as between clusters, makes a quantile of it uncertain.
         expected = float(positive.quantile(level))
         assert law.quantile(level) == pytest.approx(expected, rel=0.03)
+        several = law.quantiles(torch.tensor([level, level / 2], dtype=FLOAT))
+        assert float(several[0]) == pytest.approx(law.quantile(level), rel=2e-3)
 
 
 def test_equal_outliers_repel_each_other():
@@ -427,6 +429,7 @@ def test_a_population_of_one_eigenvalue_has_no_bulk():
         (lambda: rm.SampleCovariance(torch.ones(3), 0), "samples is 0"),
         (lambda: rm.SampleCovariance(torch.ones(3), 9).density(torch.zeros(1)), "above 0"),
         (lambda: rm.SampleCovariance(torch.ones(3), 9).quantile(1.0), "level is 1.0"),
+        (lambda: rm.SampleCovariance(torch.ones(3), 9).quantiles(torch.ones(1)), "levels has"),
     ],
 )
 def test_bad_populations_are_named(call, message):

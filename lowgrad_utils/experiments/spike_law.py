@@ -148,7 +148,7 @@ def compare(law: GradientLaw, singular_values: Tensor) -> dict[str, float]:
         singular_values: Singular values of G, descending.
 
     Returns:
-        ``count``, the number K of outliers; ``s1``, ``s2``, ``s3``, log of measured over expected;
+        ``count``, the number K of outliers; ``s1``, ``s2``, log of measured over expected;
         ``top``, the same for the bulk's largest value, ``median`` for its median;
         ``distance``, the largest difference of the bulk's distribution functions.
 
@@ -160,13 +160,13 @@ def compare(law: GradientLaw, singular_values: Tensor) -> dict[str, float]:
     bulk = singular_values[K : K + min(len(law.covariance.bulk), law.m - K)]
     if len(bulk) < 4:
         raise ValueError(f"singular_values has {len(bulk)} in the bulk, but at least 4 are needed")
-    expected = law.typical_values(max(3, K + 1))
+    expected = law.typical_values(max(2, K + 1))
     errors = torch.log(singular_values[: len(expected)] / expected)
     below = law.covariance.cumulative(bulk.square())
     ranks = (torch.arange(len(bulk), 0, -1, dtype=torch.float64) - 0.5) / len(bulk)
     return {
         "count": float(K),
-        **{f"s{k + 1}": float(errors[k]) for k in range(3)},
+        **{f"s{k + 1}": float(errors[k]) for k in range(2)},
         "top": float(errors[K]),
         "median": math.log(float(bulk.median()) / law.quantile(0.5)),
         "distance": float((below - ranks).abs().max()),
@@ -250,6 +250,32 @@ def law_cell(
 def image_cell(source: str, activation: str, seed: int) -> dict[str, float]:
     """Measure one cell of the grid over real data, with the network's own residue."""
     return measure_law(image_case(source, activation=activation, residue="own", seed=seed))
+
+
+def altered_errors(
+    case: LawCase, *, W: Tensor | None = None, a: Tensor | None = None
+) -> dict[str, float]:
+    """Compare the gradient at other weights, with the residue kept, with the law of the case.
+
+    Args:
+        case: The case.
+        W: Inner weights instead of the network's, rows of unit length.
+        a: Outer weights instead of the network's.
+
+    Returns:
+        What ``compare`` returns.
+    """
+    network = case.network
+    W, a = (network.W if W is None else W), (network.a if a is None else a)
+    altered = TwoLayerNetwork(W, a, network.activation, network.scaling)
+    G = closed_form_gradient(case.data.X, altered, case.residue)
+    return compare(case.law(), torch.linalg.svdvals(G))
+
+
+def paired_rows(network: TwoLayerNetwork) -> Tensor:
+    """Return W with its first half of rows in the place of the second half, too."""
+    half = (network.m + 1) // 2
+    return torch.cat([network.W[:half]] * 2)[: network.m]
 
 
 def own_cell(d: int, activation: str, seed: int) -> dict[str, float]:
