@@ -1,3 +1,4 @@
+import copy
 import math
 
 import pytest
@@ -108,3 +109,29 @@ def test_an_error_in_the_blocks_would_be_seen(monkeypatch):
     errors = own_layers.block_errors("vectors", 0)
     # Another q gives other blocks, which add up as well.
     assert errors["S2"] > 1e-3 and errors["G"] < 1e-12 and errors["shares"] < 1e-12
+
+
+def test_batch_statistics_are_those_of_training():
+    model, (x, y) = own_layers.network_at("mnist-vgg11", "trained")
+    x, y = x[:40].double(), y[:40]
+    model = model.double()
+    other = own_layers.with_batch_statistics(model)
+    training = copy.deepcopy(model).train()
+    torch.testing.assert_close(other(x), training(x))
+    assert not model.training and model.layers[1].running_mean is not None
+    F.cross_entropy(training(x), y).backward()
+    found = diagnose(other, "layers.4", (x, y), F.cross_entropy)
+    wanted = training.layers[4].weight.grad.flatten(1).T
+    torch.testing.assert_close(found.G, wanted, rtol=1e-9, atol=1e-12)
+    # Batch norm takes the mean away, so that no bias gets a gradient.
+    stored = diagnose(model, "layers.4", (x, y), F.cross_entropy)
+    assert found.bias_gradient.norm() < 1e-10 < stored.bias_gradient.norm()
+
+
+def test_a_cell_with_batch_statistics():
+    cell = own_layers.batch_norm_cell("mnist-vgg11", 7)
+    model, (x, y) = own_layers.network_at("mnist-vgg11", "trained")
+    other = own_layers.with_batch_statistics(model)
+    found = diagnose(other, layer_names(model)[7], (x[::2], y[::2]), F.cross_entropy)
+    assert cell["u1_mean"] == pytest.approx(found.along_means[0])
+    assert len(own_layers.batch_norm_cells()) == 3 * (20 + 8)
