@@ -4,16 +4,22 @@ PYTHON ?= python3
 # The check is written so that every Python can read it, however old.
 OLD = import sys; sys.exit(sys.version_info < (3, 11))
 
-.PHONY: help book test bench serve env clean python
+.PHONY: help book test bench serve env assignments grade clean python
 help:
 	@echo "make book   environment, execution, pages; prints where to open them"
 	@echo "make test   environment, book, all tests"
 	@echo "make bench  environment, benchmarks"
 	@echo "make serve  the built book on a local address"
+	@echo "make assignments   notebooks for students, solutions, and what grades them"
+	@echo "make grade SUBMISSIONS=folder OUT=grades.csv   grades a folder, goes on where it was"
 	@echo "make clean  removes the environment and everything that was built"
 
-book test bench serve env clean: python
+book test bench serve env assignments clean: python
 	@"$(PYTHON)" tools/project.py $@
+
+grade: python
+	@test -n "$(SUBMISSIONS)" && test -n "$(OUT)" || { echo "Name both, as in 'make grade SUBMISSIONS=folder OUT=grades.csv' (several assignments: ASSIGNMENT=name as well)" >&2; exit 1; }
+	@"$(PYTHON)" tools/project.py grade "$(SUBMISSIONS)" "$(OUT)" $(if $(ASSIGNMENT),--assignment "$(ASSIGNMENT)") $(if $(SEED),--seed "$(SEED)") $(if $(WORKERS),--workers "$(WORKERS)")
 
 python:
 	@command -v "$(PYTHON)" >/dev/null || { echo "No '$(PYTHON)' found: install Python 3.11 or newer, or name one, as in 'make book PYTHON=python3.11'" >&2; exit 1; }

@@ -4,6 +4,8 @@
     python tools/project.py test     environment, book, all tests
     python tools/project.py bench    environment, benchmarks
     python tools/project.py serve    the book on a local address
+    python tools/project.py assignments    notebooks for students, solutions, what grades them
+    python tools/project.py grade FOLDER TABLE.csv    grades a folder of submissions
     python tools/project.py env      the environment alone
     python tools/project.py clean    removes the environment and everything that was built
 
@@ -43,6 +45,9 @@ PEERS = (
     "opt-einsum==3.4.0",
     "PyHessian==0.1",
 )
+# What students install, tried out in an environment of its own on top of the book's: otter brings
+# two dozen packages that no page of the book may come to depend on.
+COURSE = ("otter-grader==7.0.0", "ipykernel>=6.29")
 # On Linux the installer takes torch for GPUs unless it is told where the small build lies.
 NEEDED_WITH_GPU_GB = 8
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -122,11 +127,11 @@ def check_space():
         )
 
 
-def venv_program(name):
-    """Return the path of a program of the environment, on any system."""
+def venv_program(name, folder=None):
+    """Return the path of a program of an environment (by default the book's), on any system."""
     if os.name == "nt":
-        return os.path.join(VENV, "Scripts", name + ".exe")
-    return os.path.join(VENV, "bin", name)
+        return os.path.join(folder or VENV, "Scripts", name + ".exe")
+    return os.path.join(folder or VENV, "bin", name)
 
 
 def environment_key():
@@ -216,6 +221,43 @@ def add_peers():
         handle.write(wanted)
 
 
+def course_folder():
+    """Return the folder of the environment in which notebooks run as students have them."""
+    return os.path.join(VENV, "course")
+
+
+def add_course():
+    """Make the environment of the course on top of the book's; quick when it is there.
+
+    Raises:
+        Stop: It cannot be made; the message says what to do.
+    """
+    folder, wanted = course_folder(), environment_key() + " " + " ".join(COURSE)
+    stamp = os.path.join(folder, "complete.txt")
+    if os.path.exists(stamp):
+        with open(stamp, encoding="utf8") as handle:
+            if handle.read() == wanted:
+                return
+    print("Environment: installing what the course needs", flush=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    _run_logged([venv_program("python"), "-m", "venv", folder])
+    # It sees the book's packages behind its own, so that torch is not installed a second time;
+    # its installer writes to its own folder only.
+    own, book = _packages_of(folder), _packages_of(VENV)
+    os.makedirs(own, exist_ok=True)
+    with open(os.path.join(own, "book.pth"), "w", encoding="utf8") as handle:
+        handle.write(f"import site; site.addsitedir({book!r})\n")
+    _pip(*COURSE, python=venv_program("python", folder))
+    with open(stamp, "w", encoding="utf8") as handle:
+        handle.write(wanted)
+
+
+def _packages_of(folder):
+    if os.name == "nt":
+        return os.path.join(folder, "Lib", "site-packages")
+    return os.path.join(folder, "lib", "python" + _dotted(sys.version_info[:2]), "site-packages")
+
+
 def _create_venv(python_before):
     # A kill while packages are written leaves halves that pip takes for whole ones. The mark
     # tells such a folder from one that somebody else made, which is completed, never removed.
@@ -233,10 +275,11 @@ def _create_venv(python_before):
         _run_logged([sys.executable, "-m", "venv", VENV])
 
 
-def _pip(*arguments):
+def _pip(*arguments, python=None):
+    python = python or venv_program("python")
     _run_logged(
         [
-            *(venv_program("python"), "-m", "pip", "install", "--disable-pip-version-check"),
+            *(python, "-m", "pip", "install", "--disable-pip-version-check"),
             *("--progress-bar", "off", "--constraint", "constraints.txt", *arguments),
         ]
     )
@@ -293,6 +336,7 @@ def test(arguments):
     """Make the environment with what tests need, run them; return the exit status."""
     make_environment(["book", "test"])
     add_peers()
+    add_course()
     return run_in_environment("-m", "pytest", *arguments)
 
 
@@ -302,6 +346,19 @@ def bench(arguments):
     add_peers()
     scripts = (os.path.join("benchmarks", name) for name in ("run.py", "curvature.py"))
     return max(run_in_environment(script, *arguments) for script in scripts)
+
+
+def assignments():
+    """Make what is handed out to students and what grades it; return the exit status."""
+    make_environment(["book"])
+    return run_in_environment(os.path.join("course", "make.py"))
+
+
+def grade(arguments):
+    """Grade a folder of submissions with archives made just now; return the exit status."""
+    # Archives that are older than their sources would grade by yesterday's tests.
+    status = assignments()
+    return status or run_in_environment(os.path.join("course", "grade.py"), *arguments)
 
 
 def serve(port):
@@ -337,18 +394,20 @@ def main(argv=None):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    names = ("env", "book", "test", "bench", "serve", "clean")
+    names = ("env", "book", "test", "bench", "serve", "assignments", "grade", "clean")
     parser.add_argument("command", choices=names)
     parser.add_argument("--port", type=int, default=8000, help="for serve")
     args, more = parser.parse_known_args(argv)
-    if more and args.command not in ("test", "bench"):
+    if more and args.command not in ("test", "bench", "grade"):
         parser.error("unknown arguments: " + " ".join(more))
     commands = {
-        "env": lambda: make_environment(["book", "test"]) or add_peers(),
+        "env": lambda: make_environment(["book", "test"]) or add_peers() or add_course(),
         "book": book,
         "test": lambda: test(more),
         "bench": lambda: bench(more),
         "serve": lambda: serve(args.port),
+        "assignments": assignments,
+        "grade": lambda: grade(more),
         "clean": clean,
     }
     try:

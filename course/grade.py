@@ -1,0 +1,511 @@
+"""Grade a folder of submissions into one table, safely and without Docker.
+
+    python course/grade.py SUBMISSIONS OUT.csv [--assignment NAME] [--workers N] [--seed K]
+
+Stop it whenever you like: the same command goes on where it was, and grades again what changed.
+Points typed into the columns of written answers and into `adjust` stay, and enter the total.
+
+Three processes share the work. One (runner.py) runs submissions, each in a confined copy of
+itself that knows neither tests nor expected values. This one draws the arguments, reads what came
+back as plain numbers, and compares. Nothing a submission defines is ever executed here.
+"""
+
+import argparse
+import csv
+import io
+import json
+import os
+import queue
+import re
+import stat
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import confine
+import hidden
+import make
+import plain
+import runner
+import sources
+import views
+from tqdm import tqdm
+
+import lowgrad_utils
+from lowgrad_utils.files import data_folder, write_whole
+
+LARGEST_NOTEBOOK = 10_000_000
+LIMITS = {"seconds": 180.0, "cell": 60.0, "call": 20.0, "memory": 800_000_000, "output": 20_000_000}
+KEPT_VARIABLES = r"(PATH|HOME|TMPDIR|TZ|LANG|LC_\w+|LD_LIBRARY_PATH|OPENBLAS_\w+|MPLCONFIGDIR)$"
+STATUS = {
+    "time": "stopped: too long",
+    "memory": "stopped: too much memory",
+    "output": "stopped: too much output",
+    "processes": "stopped: too many threads",
+}
+
+
+class GradingError(Exception):
+    """Something that keeps the whole batch from being graded; told in one line."""
+
+
+@dataclass(frozen=True)
+class Submission:
+    """One entry of the folder of submissions.
+
+    Attributes:
+        name: Its name there.
+        content: The bytes of its notebook, empty if there is none.
+        problem: Why there is none, empty if there is one.
+    """
+
+    name: str
+    content: bytes = field(repr=False, default=b"")
+    problem: str = ""
+
+
+def submissions(folder: Path) -> list[Submission]:
+    """Return what was handed in: notebooks, and zip files or folders with one notebook each.
+
+    Args:
+        folder: The folder of submissions.
+
+    Raises:
+        GradingError: It does not exist, or is empty.
+    """
+    if not folder.is_dir():
+        raise GradingError(f"no folder {folder}: name the one with the submissions")
+    names = sorted(n for n in os.listdir(folder) if not n.startswith((".", "__")))
+    found = [_submission(folder / n) for n in names if not n.endswith((".csv", ".written.md"))]
+    if not found:
+        raise GradingError(f"{folder} is empty: no submission to grade")
+    return found
+
+
+def _submission(path: Path) -> Submission:
+    try:
+        if path.is_symlink():
+            return Submission(path.name, problem="a link, not a file")
+        if path.is_dir():
+            return _from_folder(path)
+        if path.suffix == ".zip":
+            return _from_zip(path)
+        if path.suffix != ".ipynb":
+            return Submission(path.name, problem="not a notebook (.ipynb)")
+        return Submission(path.name, _bytes(path))
+    except (OSError, ValueError, zipfile.BadZipFile, RuntimeError, NotImplementedError) as error:
+        return Submission(
+            path.name, problem=f"cannot be read: {' '.join(str(error).split())[:150]}"
+        )
+
+
+def _from_folder(path: Path) -> Submission:
+    inside = [
+        Path(where) / name
+        for where, _, files in os.walk(path)
+        for name in files
+        if name.endswith(".ipynb") and ".ipynb_checkpoints" not in where
+    ]
+    if len(inside) != 1:
+        return Submission(path.name, problem=f"{len(inside)} notebooks in this folder, not one")
+    return Submission(path.name, _bytes(inside[0]))
+
+
+def _from_zip(path: Path) -> Submission:
+    with zipfile.ZipFile(path) as archive:
+        names = [n for n in archive.namelist() if n.endswith(".ipynb") and "__MACOSX" not in n]
+        if len(names) != 1:
+            return Submission(path.name, problem=f"{len(names)} notebooks in this file, not one")
+        with archive.open(names[0]) as handle:
+            return Submission(path.name, _not_too_large(handle.read(LARGEST_NOTEBOOK + 1)))
+
+
+def _bytes(path: Path) -> bytes:
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with os.fdopen(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise ValueError("no ordinary file")
+        return _not_too_large(file.read(LARGEST_NOTEBOOK + 1))
+
+
+def _not_too_large(content: bytes) -> bytes:
+    if len(content) > LARGEST_NOTEBOOK:
+        raise ValueError(f"larger than {LARGEST_NOTEBOOK // 10**6} MB")
+    return content
+
+
+class Runner:
+    """The process that runs submissions, started when needed and again should it ever die."""
+
+    def __init__(self):
+        self.process: subprocess.Popen | None = None
+
+    def run(self, job: dict[str, Any]) -> str:
+        """Run one job (folder, limits, withheld) and return how it ended, in one word."""
+        if self.process is None or self.process.poll() is not None:
+            self._start()
+        self.process.stdin.write(json.dumps(job) + "\n")
+        self.process.stdin.flush()
+        return self._line().get("how", "ended")
+
+    def _start(self) -> None:
+        package = Path(lowgrad_utils.__file__).parent
+        program = str(Path(runner.__file__).resolve())
+        # No more of the instructor's environment than numerical libraries look at.
+        kept = {k: v for k, v in os.environ.items() if re.match(KEPT_VARIABLES, k)}
+        threads = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-I", "-B", program, str(package), str(data_folder("."))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**kept, **threads, "MPLBACKEND": "agg"},
+            # Ctrl-C reaches this process alone, which then ends the other in its own order.
+            start_new_session=True,
+            text=True,
+        )
+        if not self._line().get("ready"):
+            raise GradingError("the process that runs submissions did not start; see above")
+
+    def _line(self) -> dict[str, Any]:
+        line = self.process.stdout.readline()
+        return json.loads(line) if line else {}
+
+    def stop(self) -> None:
+        """End the process, whatever it is doing."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process.stdin.close()
+            self.process.stdout.close()
+
+
+class Grader:
+    """Grades submissions of one assignment.
+
+    Args:
+        archive: The assignment's private list (`views.autograder`).
+        seed: Decides the random instances.
+        limits: What a submission may use; see `LIMITS`.
+        workers: How many run at once.
+    """
+
+    def __init__(
+        self,
+        archive: dict[str, Any],
+        *,
+        seed: int = 0,
+        limits: dict[str, float] | None = None,
+        workers: int = 1,
+    ):
+        self.archive, self.workers = archive, workers
+        self.limits = {**LIMITS, **(limits or {})}
+        self.tests = hidden.load(archive, seed)
+        self.calls = [wanted.form() for test in self.tests for wanted in test.calls]
+        self.version = views.digest(views.as_file(archive) + str(seed).encode())
+        self.runners: queue.SimpleQueue[Runner] = queue.SimpleQueue()
+        self.started = [Runner() for _ in range(workers)]
+        for each in self.started:
+            self.runners.put(each)
+
+    def __enter__(self) -> "Grader":
+        lacking = confine.missing()
+        if lacking:
+            raise GradingError(
+                f"grading needs {lacking}: use such a machine, a virtual one will do"
+            )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each in self.started:
+            each.stop()
+
+    def grade(self, submission: Submission) -> dict[str, Any]:
+        """Return status, points by question, and a message, for one submission."""
+        if submission.problem:
+            return self._row(submission, "no notebook", [], submission.problem)
+        one = self.runners.get()
+        try:
+            # Its name says nothing and nothing else is in it: what a submission finds there is
+            # itself, and the arguments its functions will be called with.
+            with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+                Path(folder, runner.NOTEBOOK).write_bytes(submission.content)
+                Path(folder, runner.CALLS).write_text(json.dumps(self.calls), encoding="utf8")
+                job = {"limits": self.limits, "withheld": self.archive["withheld"]}
+                how = one.run({"folder": os.path.realpath(folder), **job})
+                said = plain.lines(os.path.join(folder, runner.ANSWERS), int(self.limits["output"]))
+        finally:
+            self.runners.put(one)
+        return self._judge(submission, how, said)
+
+    def _judge(self, submission: Submission, how: str, said: list[dict]) -> dict[str, Any]:
+        if any("broken" in line for line in said):
+            return self._row(submission, "no notebook", [], "this file is no notebook")
+        cells = [
+            f"cell {line['cell']}: {line['problem']}"
+            for line in said
+            if isinstance(line.get("cell"), int) and isinstance(line.get("problem"), str)
+        ]
+        answers = {line["call"]: line for line in said if isinstance(line.get("call"), int)}
+        status, note = "graded", ""
+        if how != "ended":
+            status, note = STATUS.get(how, "stopped"), f"it met the limit on {how}"
+        elif not any(line.get("done") is True for line in said):
+            status, note = "ended early", "it ended Python itself, or crashed it"
+        lost = note or "no answer"
+        results, first = [], 0
+        for test in self.tests:
+            wanted = range(first, first + len(test.calls))
+            first = wanted.stop
+            given = [answers.get(number, {"problem": lost}) for number in wanted]
+            results.append((test, test.verdict(given)))
+        reasons = [*([note] if note else []), *cells[:3], *_failures(results)]
+        return self._row(submission, status, results, "; ".join(reasons))
+
+    def _row(
+        self, submission: Submission, status: str, results: list[tuple], message: str
+    ) -> dict[str, Any]:
+        points = {
+            name: sum(test.points for test, why in results if test.question == name and not why)
+            for name in self.archive["questions"]
+        }
+        return {
+            "submission": submission.name,
+            "status": status,
+            **{name: f"{value:g}" for name, value in points.items()},
+            "message": message[:1500],
+            "file": views.digest(submission.content),
+            "tests": self.version,
+        }
+
+
+def _failures(results: list[tuple]) -> Iterator[str]:
+    """Say once a question what failed, test by test only where the reasons differ."""
+    for question in dict.fromkeys(test.question for test, _ in results):
+        reasons = {test.title: why for test, why in results if test.question == question}
+        if len(set(reasons.values())) == 1:
+            why = next(iter(reasons.values()))
+            yield from [f"{question}: {why}"] if why else []
+        else:
+            yield from (f"{question} ({title}): {why}" for title, why in reasons.items() if why)
+
+
+def written_answers(archive: dict[str, Any], content: bytes) -> dict[str, str]:
+    """Return the written answers of a notebook by question, empty where there is none.
+
+    Args:
+        archive: The assignment's private list.
+        content: The bytes of the notebook.
+    """
+    found = dict.fromkeys(archive["written"], "")
+    try:
+        for cell in json.loads(content)["cells"]:
+            source = cell["source"]
+            source = source if isinstance(source, str) else "".join(source)
+            for name in found:
+                if cell["cell_type"] == "markdown" and source.startswith(views.written_mark(name)):
+                    text = source.partition("\n")[2].replace(views.WRITE_HERE, "").strip()
+                    found[name] = text
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        pass
+    return found
+
+
+class Table:
+    """The CSV with the grades, which is at once what a later run goes on from.
+
+    Args:
+        path: The file; what an earlier run or an instructor wrote there is read.
+        archive: The assignment's private list.
+
+    Raises:
+        GradingError: There is a file that is no such table, or has points that are none.
+    """
+
+    def __init__(self, path: Path, archive: dict[str, Any]):
+        self.path, self.archive = path, archive
+        self.by_hand = [*archive["written"], "adjust", "note"]
+        self.columns = [
+            *("submission", "status", *archive["questions"], *archive["written"]),
+            *("adjust", "total", "message", "note", "file", "tests"),
+        ]
+        self.rows = {row["submission"]: row for row in self._read()}
+
+    def _read(self) -> list[dict[str, str]]:
+        if not self.path.exists():
+            return []
+        with self.path.open(encoding="utf-8-sig", newline="") as handle:
+            rows = list(csv.DictReader(handle))
+        if rows and not {"submission", "status", "file", "tests"} <= set(rows[0]):
+            raise GradingError(f"{self.path} is no table of this assignment: name another file")
+        for row in rows:
+            row["submission"] = re.sub(r"^'(?=[=+@-])", "", row["submission"])
+            for name in self.by_hand[:-1]:
+                self._points(row, name)
+        return rows
+
+    def _points(self, row: dict[str, str], name: str) -> float:
+        text = (row.get(name) or "").strip()
+        most = self.archive["written"].get(name, {"points": float("inf")})["points"]
+        try:
+            value = float(text or 0)
+        except ValueError:
+            value = float("nan")
+        if not (value <= most and (name == "adjust" or value >= 0)):
+            raise GradingError(
+                f"{self.path}: {name} of {row['submission']} is '{text}', "
+                f"but a number from 0 to {most:g} is needed"
+            )
+        return value
+
+    def has(self, submission: Submission, version: str) -> bool:
+        """Whether this very file was graded with these very tests."""
+        row = self.rows.get(submission.name, {})
+        return (row.get("file"), row.get("tests")) == (views.digest(submission.content), version)
+
+    def put(self, row: dict[str, Any], written: dict[str, str]) -> None:
+        """Take in a newly graded row; points given by hand stay while the file is the same."""
+        old = self.rows.get(row["submission"], {})
+        same = old.get("file") == row["file"]
+        by_hand = {name: old.get(name, "") if same else "" for name in self.by_hand}
+        blank = {name: "0" for name, text in written.items() if not text and not by_hand[name]}
+        self.rows[row["submission"]] = {**row, **by_hand, **blank}
+
+    def save(self, names: list[str]) -> None:
+        """Write the table whole, rows in the order of `names`, totals summed anew."""
+        buffer = io.StringIO()
+        writer = csv.DictWriter(buffer, self.columns, extrasaction="ignore", restval="")
+        writer.writeheader()
+        for name in names:
+            if name in self.rows:
+                row = self.rows[name]
+                earned = sum(float(row.get(q) or 0) for q in self.archive["questions"])
+                earned += sum(self._points(row, n) for n in self.by_hand[:-1])
+                row["total"] = f"{earned:g}"
+                writer.writerow({key: _harmless(key, value) for key, value in row.items()})
+        write_whole(self.path, buffer.getvalue().encode("utf8"))
+
+
+def _harmless(key: str, value: str) -> str:
+    """Return a text that no spreadsheet takes for a formula or for more than one line."""
+    text = "".join(c if c.isprintable() else " " for c in str(value))
+    formula = key in ("submission", "status", "message") and text[:1] in ("=", "+", "-", "@")
+    return "'" + text if formula else text
+
+
+def written_page(archive: dict[str, Any], answers: dict[str, dict[str, str]]) -> str:
+    """Return a page in Markdown with all written answers, question by question.
+
+    Args:
+        archive: The assignment's private list.
+        answers: For each submission its written answers.
+    """
+    parts = [f"# {archive['title']}: written answers\n"]
+    for name, question in archive["written"].items():
+        parts.append(f"## {name} ({question['points']:g} points)\n")
+        parts.append(f"**Model answer.** {question['model']}\n")
+        parts.append(f"**Rubric**\n\n{question['rubric']}\n")
+        for submission, texts in answers.items():
+            lines = (texts[name] or "(nothing)").splitlines()
+            # As code: what a student writes is shown, never rendered.
+            shown = "\n".join("    " + line for line in lines)
+            parts.append(f"### {submission.replace('<', ' ')}\n\n{shown}\n")
+    return "\n".join(parts)
+
+
+def grade_folder(
+    folder: Path, out: Path, archive: dict[str, Any], *, quiet: bool = False, **options: Any
+) -> None:
+    """Grade all submissions of a folder that are not graded yet.
+
+    Args:
+        folder: The folder of submissions.
+        out: The table to write; `out` with the ending `.written.md` gets the written answers.
+        archive: The assignment's private list.
+        quiet: Whether to show no progress.
+        **options: seed, limits and workers of `Grader`.
+
+    Raises:
+        GradingError: The batch cannot be graded.
+    """
+    found = submissions(folder)
+    names = [each.name for each in found]
+    table = Table(out, archive)
+    written = {each.name: written_answers(archive, each.content) for each in found}
+    with Grader(archive, **options) as grader:
+        left = [each for each in found if not table.has(each, grader.version)]
+        if len(left) < len(found) and not quiet:
+            print(f"{len(found) - len(left)} of {len(found)} are graded already", file=sys.stderr)
+        for row in tqdm(_graded(grader, left), "Grading", len(left), disable=quiet):
+            table.put(row, written[row["submission"]])
+            table.save(names)
+    table.save(names)
+    page = written_page(archive, written)
+    write_whole(out.with_suffix(".written.md"), page.encode("utf8"))
+
+
+def _graded(grader: Grader, left: list[Submission]) -> Iterator[dict[str, Any]]:
+    with ThreadPoolExecutor(grader.workers) as pool:
+        jobs = [pool.submit(grader.grade, each) for each in left]
+        try:
+            for job in as_completed(jobs):
+                yield job.result()
+        except BaseException:
+            for job in jobs:
+                job.cancel()
+            for each in grader.started:
+                each.stop()
+            raise
+
+
+def load_archive(name: str | None, folder: Path = make.OUT / "autograder") -> dict[str, Any]:
+    """Return the private list of an assignment from what `make assignments` wrote.
+
+    Args:
+        name: The assignment; None if there is only one.
+        folder: The folder with the archives.
+
+    Raises:
+        GradingError: There is none of this name, or several to choose from.
+    """
+    found = {path.stem: path for path in sorted(folder.glob("*.zip"))}
+    if not found:
+        raise GradingError("there is no archive to grade with: run 'make assignments' first")
+    if name is None and len(found) > 1:
+        raise GradingError(f"name the assignment, ASSIGNMENT=... , one of {', '.join(found)}")
+    if name is not None and name not in found:
+        raise GradingError(f"no assignment '{name}': one of {', '.join(found)} is needed")
+    with zipfile.ZipFile(found[name or next(iter(found))]) as archive:
+        return json.loads(archive.read("assignment.json"))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run from the command line; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("submissions", type=Path)
+    parser.add_argument("out", type=Path, help="the CSV to write, and to go on from")
+    parser.add_argument("--assignment", help="its name; not needed while there is only one")
+    parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) // 2))
+    parser.add_argument("--seed", type=int, default=0, help="decides the random instances")
+    args = parser.parse_args(argv)
+    try:
+        archive = load_archive(args.assignment)
+        options = {"seed": args.seed, "workers": args.workers}
+        grade_folder(args.submissions, args.out, archive, **options)
+    except (GradingError, sources.SourceError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("Stopped; the same command goes on from here", file=sys.stderr)
+        return 130
+    print(f"Grades: {args.out}; written answers: {args.out.with_suffix('.written.md')}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

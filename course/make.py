@@ -1,0 +1,79 @@
+"""Make what is handed out and what grades it, from the sources in `assignments/`.
+
+python course/make.py [--out FOLDER]
+
+FOLDER/student/NAME.ipynb        for students; opens in Colab and Jupyter, needs no other file
+FOLDER/solution/NAME.ipynb       for instructors: the same, gaps filled, with rubrics
+FOLDER/autograder/NAME.zip       for whoever grades: hidden tests, rubrics, the solution
+"""
+
+import argparse
+import io
+import sys
+import zipfile
+from pathlib import Path
+
+import sources
+import views
+
+OUT = views.ROOT / "_build" / "assignments"
+
+
+def make(source: Path, out: Path) -> list[Path]:
+    """Write the three files of one assignment; return their paths.
+
+    Args:
+        source: The assignment's source.
+        out: The folder to write to.
+
+    Raises:
+        sources.SourceError: The source is not complete.
+    """
+    assignment = sources.read(source)
+    solution = views.as_file(views.notebook(assignment, solved=True))
+    files = {
+        f"student/{source.stem}.ipynb": views.as_file(views.notebook(assignment, solved=False)),
+        f"solution/{source.stem}.ipynb": solution,
+        f"autograder/{source.stem}.zip": _archive(
+            {
+                "assignment.json": views.as_file(views.autograder(assignment)),
+                "solution.ipynb": solution,
+            }
+        ),
+    }
+    for name, content in files.items():
+        path = out / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return [out / name for name in files]
+
+
+def _archive(files: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            # A fixed date: the same source makes the same bytes.
+            archive.writestr(zipfile.ZipInfo(name, (2020, 1, 1, 0, 0, 0)), content)
+    return buffer.getvalue()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run from the command line; return the exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=OUT)
+    out = parser.parse_args(argv).out
+    try:
+        for source in sorted((views.ROOT / "assignments").glob("*.py")):
+            for path in make(source, out):
+                print(path)
+    except (sources.SourceError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    print("Hand out the folder 'student'; keep 'solution' and 'autograder' private.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

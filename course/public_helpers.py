@@ -1,0 +1,21 @@
+"""The start of every file of public tests: copied there, so that it stands alone."""
+
+import torch
+
+
+def shaped(name, value, *shape):
+    """Stop with a helpful line unless `value` is a tensor of finite numbers of this shape."""
+    assert value is not None, f"{name} is None: does the function end with 'return ...'?"
+    assert value is not ..., f"{name} is still the gap: write your code in place of '...'"
+    assert isinstance(value, torch.Tensor), f"{name} is a {type(value).__name__}, not a tensor"
+    found = tuple(value.shape)
+    hint = "; it looks transposed" if found == shape[::-1] and found != shape else ""
+    assert found == shape, f"{name} has shape {found}, but {shape} is needed{hint}"
+    assert torch.isfinite(value).all(), f"{name} has NaN or infinite entries"
+
+
+def close(name, value, expected, hint):
+    """Stop with a helpful line unless `value` agrees with `expected` to seven digits."""
+    value, expected = torch.as_tensor(value).double(), torch.as_tensor(expected).double()
+    error = float((value - expected).norm() / (expected.norm() + 1e-300))
+    assert error < 1e-7, f"{name} is off by a relative {error:.1e}. {hint}"

@@ -1,0 +1,323 @@
+"""The process in which submissions run: it knows no test and no expected value.
+
+    python -I -B course/runner.py LIBRARY_FOLDERS      then one job a line on standard input
+
+The libraries are imported once; each job is then a copy of this process (a fork) that confines
+itself to one folder, runs the notebook found there, calls its functions with the arguments found
+there, and writes what they return, as plain values, into `answers.jsonl`. Meanwhile this process
+watches the copy's time, memory and files, and tells in one line of JSON how it ended.
+
+A copy that lies can only lie about its own answers: those are compared elsewhere.
+"""
+
+import contextlib
+import importlib
+import io
+import json
+import os
+import re
+import signal
+import sys
+import time
+import types
+from typing import Any
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+import confine
+import plain
+
+NOTEBOOK, CALLS, ANSWERS, LOG = "submission.ipynb", "calls.json", "answers.jsonl", "output.log"
+#: The first line of the cell that writes the public tests; graded is without them.
+SETUP_MARK = "# @title Setup"
+LIBRARIES = ("numpy", "scipy.linalg", "pandas", "torch", "matplotlib.pyplot", "lowgrad_utils")
+MANY_FILES = 200
+MANY_THREADS = 64
+LOOK = 0.05
+STOPPED = "stopped after"
+
+
+class TooLong(BaseException):
+    """A cell or a call took longer than it may; no `except Exception` catches it."""
+
+
+class TooMuchOutput(BaseException):
+    """Something printed more than anybody will read."""
+
+
+# --- in the copy -------------------------------------------------------------------------------
+
+
+def run_job(folder: str, limits: dict[str, Any], readable: list[str], withheld: list[str]) -> None:
+    """Run the submission in `folder`, write its answers there, and end this process."""
+    os.setsid()
+    null = os.open(os.devnull, os.O_RDWR)
+    log = os.open(os.path.join(folder, LOG), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    for target, source in ((0, null), (1, log), (2, log)):
+        os.dup2(source, target)
+    os.closerange(3, 256)
+    os.chdir(folder)
+    os.environ.update(HOME=folder, TMPDIR=folder, MPLCONFIGDIR=folder)
+    used = _status_bytes("self", "VmData")
+    confine.confine(
+        folder,
+        readable,
+        data=used + limits["memory"],
+        seconds=int(limits["seconds"]) + 5,
+        file_size=limits["output"],
+    )
+    _Job(folder, limits, withheld).run()
+    # Threads, and what was registered to run at the end, must not keep the process alive.
+    os._exit(0)
+
+
+class _Job:
+    def __init__(self, folder: str, limits: dict[str, Any], withheld: list[str]):
+        self.folder, self.limits = folder, limits
+        self.answers = os.path.join(folder, ANSWERS)
+        with open(os.path.join(folder, CALLS), encoding="utf8") as handle:
+            self.calls = json.load(handle)
+        signal.signal(signal.SIGALRM, _too_long)
+        _withhold(withheld)
+
+    def run(self) -> None:
+        namespace = _namespace()
+        for number, source in self._cells():
+            problem = self._try(self.limits["cell"], exec_cell, source, namespace)[1]
+            if problem:
+                self._write(cell=number, problem=problem)
+        endless: dict[str, str] = {}
+        for index, wanted in enumerate(self.calls):
+            value, problem = None, endless.get(wanted["name"], "")
+            if not problem:
+                value, problem = self._try(self.limits["call"], _answer, wanted, namespace)
+            if problem.startswith(STOPPED):
+                # Its other calls would take as long, and the questions behind it come too late.
+                endless[wanted["name"]] = problem
+            self._write(call=index, **({"problem": problem} if problem else {"value": value}))
+        self._write(done=True)
+
+    def _cells(self) -> list[tuple[int, str]]:
+        try:
+            with open(os.path.join(self.folder, NOTEBOOK), encoding="utf8") as handle:
+                return list(enumerate_code(json.load(handle)))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            self._write(broken="this file is no notebook")
+            return []
+
+    def _try(self, seconds: float, function: Any, *arguments: Any) -> tuple[Any, str]:
+        """Return what a function gives, or None and what went wrong, in one line."""
+        signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+        try:
+            with contextlib.redirect_stdout(_Printed()), contextlib.redirect_stderr(_Printed()):
+                return function(*arguments), ""
+        except TooLong:
+            return None, f"{STOPPED} {seconds:g} s"
+        except TooMuchOutput:
+            return None, "stopped because it printed too much"
+        except MemoryError:
+            return None, "stopped because it needed too much memory"
+        except plain.NotPlain as error:
+            return None, f"it returned {error}"
+        except BaseException as error:
+            return None, _one_line(error)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def _write(self, **line: Any) -> None:
+        # Opened anew each time: what is written is there, however this process ends.
+        with open(self.answers, "a", encoding="utf8") as handle:
+            handle.write(json.dumps(line) + "\n")
+
+
+def _too_long(*_: Any) -> None:
+    raise TooLong
+
+
+class _Printed(io.TextIOBase):
+    """Takes what is printed, forgets it, and stops whoever prints without end."""
+
+    def __init__(self):
+        self.left = 1_000_000
+
+    def write(self, text: str) -> int:
+        self.left -= len(text)
+        if self.left < 0:
+            raise TooMuchOutput
+        return len(text)
+
+
+def _one_line(error: BaseException) -> str:
+    try:
+        text = " ".join(str(error).split())
+    except BaseException:
+        text = ""
+    if isinstance(error, PermissionError):
+        text += " (files elsewhere, processes and the network are closed here)"
+    return f"{type(error).__name__[:60]}: {text[:200]}".rstrip(": ")
+
+
+def enumerate_code(notebook: dict[str, Any]) -> Any:
+    """Yield number and source of each code cell, without the one that sets up the tests."""
+    for number, cell in enumerate(notebook["cells"], 1):
+        source = cell["source"]
+        source = source if isinstance(source, str) else "".join(source)
+        if cell["cell_type"] == "code" and not source.startswith(SETUP_MARK):
+            yield number, source
+
+
+def exec_cell(source: str, namespace: dict[str, Any]) -> None:
+    """Run one cell as a notebook would, without its commands to the notebook itself."""
+    lines = source.splitlines()
+    if lines and lines[0].startswith("%%"):
+        if not re.match(r"%%(time|timeit|capture)\b", lines[0]):
+            return
+        lines = lines[1:]
+    lines = [re.sub(r"^(\s*)[%!].*", r"\1pass", line) for line in lines]
+    exec(compile("\n".join(lines), "<cell>", "exec"), namespace)
+
+
+def _answer(wanted: dict[str, Any], namespace: dict[str, Any]) -> Any:
+    """Return the plain form of a variable, or of what a function gives for given arguments."""
+    import torch
+
+    name = wanted["name"]
+    if name not in namespace:
+        raise NameError(f"{name} is not defined")
+    value = namespace[name]
+    if wanted["arguments"] is not None:
+        arguments = plain.decode(wanted["arguments"])
+        tensors = {
+            key: torch.as_tensor(each) if hasattr(each, "shape") else each
+            for key, each in arguments.items()
+        }
+        value = value(**tensors)
+    return plain.encode(value)
+
+
+def _namespace() -> dict[str, Any]:
+    # What a notebook has without importing it. The public tests are not run again here, so the
+    # object that would run them does nothing.
+    class Grader:
+        def __getattr__(self, name: str) -> Any:
+            return lambda *args, **kwargs: None
+
+    otter = types.ModuleType("otter")
+    otter.Notebook = lambda *args, **kwargs: Grader()
+    sys.modules["otter"] = otter
+    module = types.ModuleType("__main__")
+    sys.modules["__main__"] = module
+    module.__dict__.update(grader=Grader(), display=lambda *args, **kwargs: None)
+    return module.__dict__
+
+
+def _withhold(names: list[str]) -> None:
+    """Replace functions which an assignment asks for by one that says so, wherever they are."""
+    for name in names:
+        path, _, last = name.rpartition(".")
+        try:
+            owner = importlib.import_module(path)
+        except ModuleNotFoundError:
+            path, _, attribute = path.rpartition(".")
+            owner = getattr(importlib.import_module(path), attribute)
+        original = getattr(owner, last)
+
+        def instead(*args: Any, _name: str = last, **kwargs: Any) -> None:
+            raise RuntimeError(f"{_name} of lowgrad_utils is switched off here: write it yourself")
+
+        if isinstance(owner, type):
+            setattr(owner, last, instead)
+            continue
+        modules = [m for n, m in sys.modules.items() if n.startswith("lowgrad_utils")]
+        for module in modules:
+            for key in [k for k, v in vars(module).items() if v is original]:
+                setattr(module, key, instead)
+
+
+# --- in the process that watches ---------------------------------------------------------------
+
+
+def watch(child: int, folder: str, limits: dict[str, Any]) -> str:
+    """Wait until a copy of this process ends, or end it; return how it ended, in one word.
+
+    Args:
+        child: Its process id.
+        folder: The folder it writes to.
+        limits: seconds, memory (bytes beyond what the libraries take) and output (bytes).
+
+    Returns:
+        "ended", "time", "memory", "output" or "processes": which limit it met, if any.
+    """
+    end = time.monotonic() + limits["seconds"]
+    memory = _status_bytes("self", "VmRSS") + limits["memory"]
+    verdict, looks = "ended", 0
+    while os.waitpid(child, os.WNOHANG) == (0, 0):
+        looks += 1
+        if time.monotonic() > end:
+            verdict = "time"
+        elif _status_bytes(child, "VmRSS") > memory:
+            verdict = "memory"
+        elif _status_number(child, "Threads") > MANY_THREADS:
+            verdict = "processes"
+        elif looks % 5 == 0 and _too_many_files(folder, 2 * limits["output"]):
+            verdict = "output"
+        if verdict != "ended":
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return verdict
+        time.sleep(LOOK)
+    return "output" if _too_many_files(folder, 2 * limits["output"]) else "ended"
+
+
+def _status_number(process: int | str, field: str) -> int:
+    try:
+        with open(f"/proc/{process}/status", encoding="utf8") as handle:
+            found = re.search(rf"^{field}:\s+(\d+)", handle.read(), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(found[1]) if found else 0
+
+
+def _status_bytes(process: int | str, field: str) -> int:
+    return 1024 * _status_number(process, field)
+
+
+def _too_many_files(folder: str, most: int) -> bool:
+    count = total = 0
+    for where, folders, files in os.walk(folder):
+        count += len(folders) + len(files)
+        for name in files:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(where, name)).st_blocks * 512
+        if count > MANY_FILES or total > most:
+            return True
+    return False
+
+
+def serve(readable: list[str]) -> None:
+    """Import the libraries, then run the jobs that arrive, one a line, until there are no more."""
+    for name in LIBRARIES:
+        importlib.import_module(name)
+    import torch
+
+    torch.set_num_threads(1)
+    # Reports go where no library prints.
+    channel = os.fdopen(os.dup(1), "w", encoding="utf8")
+    os.dup2(2, 1)
+    print(json.dumps({"ready": True}), file=channel, flush=True)
+    for line in sys.stdin:
+        job = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            try:
+                run_job(job["folder"], job["limits"], readable, job["withheld"])
+            except BaseException as error:
+                os.write(2, f"{type(error).__name__}: {error}\n".encode())
+            finally:
+                os._exit(3)
+        how = watch(child, job["folder"], job["limits"])
+        print(json.dumps({"how": how}), file=channel, flush=True)
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1:])

@@ -1,0 +1,49 @@
+"""The assignments, one process that runs submissions, and the course's own environment."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "course"), str(ROOT / "tools"), str(Path(__file__).parent)]
+
+
+@pytest.fixture(scope="session")
+def assignments():
+    """All assignments by name."""
+    import sources
+    from course_examples import SOURCES
+
+    return {path.stem: sources.read(path) for path in SOURCES}
+
+
+@pytest.fixture(scope="session")
+def graders(assignments):
+    """A grader for each assignment; the process behind it starts with the first submission."""
+    import grade
+    import views
+    from course_examples import LIMITS
+
+    made = {
+        name: grade.Grader(views.autograder(assignment), limits=LIMITS)
+        for name, assignment in assignments.items()
+    }
+    # One process serves them all: starting one takes seconds.
+    for each in made.values():
+        each.runners = next(iter(made.values())).runners
+    yield made
+    for each in made.values():
+        each.__exit__()
+
+
+@pytest.fixture(scope="session")
+def course_python():
+    """The interpreter of the environment that students have."""
+    import project
+
+    program = project.venv_program("python", project.course_folder())
+    if not os.path.exists(program):
+        pytest.fail("the course's environment is missing: run 'make env'", pytrace=False)
+    return program

@@ -1,0 +1,121 @@
+"""Right answers earn all points, stubs none, and typical wrong answers lose what they should."""
+
+import ast
+import json
+
+import pytest
+import sources
+import views
+from course_examples import SOURCES, answers_only, submission
+
+WRONG = [
+    pytest.param(path.stem, cell, id=f"{path.stem}-{cell.name}-{cell.title.replace(' ', '-')}")
+    for path in SOURCES
+    for cell in sources.read(path).of_kind("wrong")
+]
+NAMES = [path.stem for path in SOURCES]
+
+
+def _points(row, assignment):
+    return {name: float(row[name]) for name in assignment.questions}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_solution_earns_all_points(name, assignments, graders):
+    assignment = assignments[name]
+    # With its experiments: every given cell must run where submissions run.
+    row = graders[name].grade(submission(views.notebook(assignment, solved=True)))
+    assert row["message"] == ""
+    assert row["status"] == "graded"
+    assert _points(row, assignment) == assignment.questions
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_untouched_notebook_earns_nothing(name, assignments, graders):
+    row = graders[name].grade(submission(views.notebook(assignments[name], solved=False)))
+    assert set(_points(row, assignments[name]).values()) == {0.0}
+    assert row["status"] == "graded"
+
+
+@pytest.mark.parametrize(("name", "cell"), WRONG)
+def test_wrong_answer_loses_its_points_and_no_others(name, cell, assignments, graders):
+    assignment = assignments[name]
+    row = graders[name].grade(submission(answers_only(assignment, {cell.name: cell.text})))
+    expected = {**assignment.questions}
+    expected[cell.name] -= cell.points
+    assert _points(row, assignment) == expected, row["message"]
+    assert cell.name in row["message"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_other_random_instances_say_the_same(name, assignments, graders):
+    import grade
+
+    assignment = assignments[name]
+    for seed in (1, 2, 3):
+        other = grade.Grader(views.autograder(assignment), seed=seed, limits=graders[name].limits)
+        other.runners = graders[name].runners
+        row = other.grade(submission(answers_only(assignment)))
+        assert _points(row, assignment) == assignment.questions, (seed, row["message"])
+        assert row["tests"] != graders[name].version
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_stub_and_solution_differ_only_at_the_gaps(name, assignments):
+    assignment = assignments[name]
+    stub = views.notebook(assignment, solved=False)
+    solution = views.notebook(assignment, solved=True)
+    assert {key: stub[key] for key in stub if key != "cells"} == {
+        key: solution[key] for key in solution if key != "cells"
+    }
+    assert [cell["id"] for cell in stub["cells"]] == [cell["id"] for cell in solution["cells"]]
+    for ours, theirs in zip(stub["cells"], solution["cells"]):
+        kind = ours["id"].partition("-")[0]
+        if kind not in ("answer", "written"):
+            assert ours == theirs
+            continue
+        assert ours["source"].splitlines()[0] == theirs["source"].splitlines()[0]
+        if kind == "answer":
+            # What is left of the stub without its gap stands in the solution, in the same order.
+            ours_kept = [line for line in ours["source"].splitlines() if views.TODO not in line]
+            rest = iter(theirs["source"].splitlines())
+            assert all(line in rest for line in ours_kept)
+            assert ours["source"].count(views.TODO) == 1
+            ast.parse(ours["source"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_students_get_nothing_hidden(name, assignments):
+    assignment = assignments[name]
+    given = views.as_file(views.notebook(assignment, solved=False)).decode()
+    text = "\n".join(cell["source"] for cell in json.loads(given)["cells"])
+    for word in ("SOLUTION", "RUBRIC", "hidden", "# %%", "def check(", "def calls("):
+        assert word not in text
+    secrets = [
+        line.strip()
+        for cell in assignment.cells
+        if cell.kind in ("hidden", "wrong")
+        for line in cell.text.splitlines()
+    ]
+    secrets += [
+        line.strip()
+        for cell in assignment.of_kind("answer") + assignment.of_kind("written")
+        for line in views.GAP.search(cell.text)["inside"].splitlines()
+    ]
+    open_text = "\n".join(
+        c.text for c in assignment.cells if c.kind in ("markdown", "code", "public", "answer")
+    )
+    open_text = views.GAP.sub("", open_text)
+    for line in secrets:
+        # Short lines say nothing, and some lines stand in what is given as well.
+        if len(line) > 30 and line not in open_text:
+            assert line not in text, line
+
+
+def test_total_and_table_of_points(assignments):
+    for assignment in assignments.values():
+        total = sum(assignment.questions.values()) + sum(assignment.written.values())
+        text = views.notebook(assignment, solved=False)["cells"][1]["source"]
+        assert f"({total:g} in all" in text
+        assert 6 <= len(assignment.questions) <= 8
+        assert 120 <= assignment.settings["minutes"] <= 240

@@ -1,0 +1,191 @@
+"""A batch that is interrupted, repeated, moderated, and refused where it must be."""
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import confine
+import grade
+import make
+import pytest
+import views
+from course_examples import LIMITS, ROOT, answers_only, with_cell
+
+NAME = "gradient-pieces"
+
+
+@pytest.fixture
+def batch(tmp_path, assignments, graders, monkeypatch):
+    """A folder of three submissions, and a function that grades it with the shared process."""
+    folder, out = tmp_path / "in", tmp_path / "grades.csv"
+    folder.mkdir()
+    notebook = answers_only(assignments[NAME])
+    for name in ("ada", "ben", "eve"):
+        (folder / f"{name}.ipynb").write_bytes(views.as_file(notebook))
+    graded = []
+
+    class Shared(grade.Grader):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.runners, self.started = graders[NAME].runners, []
+
+        def grade(self, submission):
+            graded.append(submission.name)
+            return super().grade(submission)
+
+    monkeypatch.setattr(grade, "Grader", Shared)
+    archive = views.autograder(assignments[NAME])
+
+    def run(**options):
+        graded.clear()
+        grade.grade_folder(folder, out, archive, quiet=True, limits=LIMITS, **options)
+        return list(graded)
+
+    return folder, out, run
+
+
+def _rows(path):
+    with path.open(newline="") as handle:
+        return {row["submission"]: row for row in csv.DictReader(handle)}
+
+
+def _edit(path, name, **changes):
+    rows = _rows(path)
+    rows[name].update(changes)
+    with path.open("w", newline="") as handle:
+        writer = csv.DictWriter(handle, list(rows[name]))
+        writer.writeheader()
+        writer.writerows(rows.values())
+
+
+def test_only_what_changed_is_graded_again(batch):
+    folder, out, run = batch
+    assert run() == ["ada.ipynb", "ben.ipynb", "eve.ipynb"]
+    before = out.read_bytes()
+    assert run() == []
+    assert out.read_bytes() == before
+    (folder / "ben.ipynb").write_text("{}")
+    assert run() == ["ben.ipynb"]
+    assert _rows(out)["ben.ipynb"]["status"] == "no notebook"
+    (folder / "eve.ipynb").unlink()
+    assert run() == []
+    assert set(_rows(out)) == {"ada.ipynb", "ben.ipynb"}
+    assert run(seed=1) == ["ada.ipynb", "ben.ipynb"]
+
+
+def test_points_given_by_hand_stay_and_count(batch):
+    folder, out, run = batch
+    run()
+    assert _rows(out)["ada.ipynb"]["w1"] == "0"
+    _edit(out, "ada.ipynb", w1="2.5", adjust="-1", note="late")
+    assert run() == []
+    row = _rows(out)["ada.ipynb"]
+    assert (row["w1"], row["adjust"], row["note"], row["total"]) == ("2.5", "-1", "late", "30.5")
+    # Another file means other written answers: what was given for the old ones is void.
+    text = (folder / "ada.ipynb").read_text()
+    (folder / "ada.ipynb").write_text(text.replace(views.WRITE_HERE, "Rank one.", 1))
+    assert run() == ["ada.ipynb"]
+    row = _rows(out)["ada.ipynb"]
+    assert (row["w1"], row["adjust"], row["total"]) == ("", "", "29")
+    assert "    Rank one." in out.with_suffix(".written.md").read_text()
+
+
+@pytest.mark.parametrize(("column", "value"), [("w1", "4"), ("w1", "-1"), ("adjust", "two")])
+def test_impossible_points_are_named(batch, column, value):
+    _, out, run = batch
+    run()
+    _edit(out, "ada.ipynb", **{column: value})
+    with pytest.raises(grade.GradingError, match=f"{column} of ada.ipynb is '{value}'"):
+        run()
+
+
+def test_foreign_table_is_not_overwritten(batch):
+    _, out, run = batch
+    out.write_text("name,mark\nada,1\n")
+    with pytest.raises(grade.GradingError, match="no table of this assignment"):
+        run()
+    assert out.read_text() == "name,mark\nada,1\n"
+
+
+def test_batch_goes_on_after_a_kill(tmp_path, assignments):
+    make.make(ROOT / "assignments" / f"{NAME}.py", tmp_path)
+    folder, out = tmp_path / "in", tmp_path / "grades.csv"
+    folder.mkdir()
+    good = answers_only(assignments[NAME])
+    (folder / "a.ipynb").write_bytes(views.as_file(good))
+    slow = with_cell(good, "import time\ntime.sleep(30)")
+    (folder / "b.ipynb").write_bytes(views.as_file(slow))
+    script = (
+        "import sys\n"
+        f"sys.path.insert(0, {str(ROOT / 'course')!r})\n"
+        "import grade\nfrom pathlib import Path\n"
+        f"archive = grade.load_archive(None, Path({str(tmp_path / 'autograder')!r}))\n"
+        f"grade.grade_folder(Path({str(folder)!r}), Path({str(out)!r}), archive)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE)
+    end = time.monotonic() + 120
+    while not out.exists() and time.monotonic() < end:
+        time.sleep(0.1)
+    assert process.poll() is None
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert set(_rows(out)) == {"a.ipynb"}
+    (folder / "b.ipynb").write_bytes(views.as_file(good))
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "1 of 2 are graded already" in done.stderr
+    assert "Grading" in done.stderr
+    assert [row["total"] for row in _rows(out).values()] == ["29", "29"]
+
+
+def test_runner_that_dies_is_started_again(assignments):
+    with grade.Grader(views.autograder(assignments[NAME]), limits=LIMITS) as grader:
+        one = grade.Submission("ada", views.as_file(answers_only(assignments[NAME])))
+        assert grader.grade(one)["status"] == "graded"
+        (runner,) = grader.started
+        runner.process.kill()
+        runner.process.wait()
+        assert grader.grade(one)["q1"] == "4"
+
+
+def test_every_archive_is_chosen_by_name(tmp_path):
+    with pytest.raises(grade.GradingError, match="run 'make assignments' first"):
+        grade.load_archive(None, tmp_path)
+    make.make(ROOT / "assignments" / f"{NAME}.py", tmp_path)
+    folder = tmp_path / "autograder"
+    assert grade.load_archive(None, folder)["stem"] == NAME
+    with pytest.raises(grade.GradingError, match=f"one of {NAME} is needed"):
+        grade.load_archive("other", folder)
+    (folder / "other.zip").write_bytes((folder / f"{NAME}.zip").read_bytes())
+    with pytest.raises(grade.GradingError, match="name the assignment"):
+        grade.load_archive(None, folder)
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_folder_without_submissions_is_named(tmp_path, made):
+    folder = tmp_path / "in"
+    if made:
+        folder.mkdir()
+    with pytest.raises(grade.GradingError, match="is empty" if made else "no folder"):
+        grade.submissions(folder)
+
+
+def test_system_that_cannot_confine_grades_nothing(assignments, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(confine, "landlock_version", lambda: -1)
+    with (
+        pytest.raises(grade.GradingError, match="needs Landlock"),
+        grade.Grader(views.autograder(assignments[NAME])),
+    ):
+        pass
+    with pytest.raises(confine.CannotConfine, match="Landlock"):
+        confine.confine(str(tmp_path), [], data=1, seconds=1, file_size=1)
+
+
+def test_command_fails_in_one_line(tmp_path):
+    command = [sys.executable, "course/grade.py", str(tmp_path / "none"), str(tmp_path / "o.csv")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert len(done.stderr.strip().splitlines()) == 1
