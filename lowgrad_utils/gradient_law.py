@@ -212,7 +212,7 @@ class GradientLaw:
         values = [outlier.value for outlier in self.outliers][:count]
         if len(values) < count:
             values.append(self.edge + _TRACY_WIDOM_MEAN * self.edge_scale)
-        ranks = torch.arange(2, count - law.count + 1, dtype=torch.float64)
+        ranks = torch.arange(2, max(2, count - law.count + 1), dtype=torch.float64)
         if len(ranks):
             inner = law.quantiles(1 - (ranks - 0.5) / inside).sqrt().clamp(max=values[-1])
             values += inner.tolist()

@@ -173,6 +173,8 @@ def test_typical_values_descend_from_the_outliers_through_the_bulk():
     values, K = law.typical_values(60), len(law.outliers)
     assert bool((values.diff() <= 0).all())
     assert values[:K].tolist() == [outlier.value for outlier in law.outliers]
+    assert law.typical_values(K).tolist() == values[:K].tolist()
+    assert law.typical_values(1).tolist() == values[:1].tolist()
     assert float(values[K]) == pytest.approx(law.edge - 1.2065 * law.edge_scale)
     s = torch.linalg.svdvals(closed_form_gradient(data.X, networks[0], r))
     assert values[30:].numpy() == pytest.approx(s[30:60].numpy(), rel=0.05)
