@@ -316,10 +316,12 @@ def _one_side(data: SpikedData, r: Tensor, side: int, largest: float) -> tuple[f
     def pull(G: float) -> float:
         return -G * float((weights * r / (1 + r * G)).sum()) / d - data.zeta**-2
 
-    # Both grow from below 0 at G = 0 to infinity at the pole of the largest residue.
-    near, pole = 1e-9 * side / largest, side * (1 - 1e-9) / largest
+    # Both grow from below 0 at G = 0 to infinity at the pole of the largest residue. The root of a
+    # large spike lies close to 0, but not below d / (zeta^2 sum z_i^2 |r_i|).
+    least = d / (data.zeta**2 * float((weights * r.abs()).sum()))
+    near, pole = side * min(1e-9 / largest, 0.1 * least), side * (1 - 1e-9) / largest
     end = float(brentq(spread, near, pole, xtol=1e-14 / largest))
     if pull(end) <= 0:
         return math.nan, eigenvalue(end)
-    root = float(brentq(pull, near, end, xtol=1e-14 / largest))
+    root = float(brentq(pull, near, end, xtol=1e-13 * abs(near), maxiter=500))
     return eigenvalue(root), eigenvalue(end)

@@ -181,6 +181,19 @@ def test_bulk_ends_of_a_constant_residue_are_marchenko_and_pasturs():
     assert math.isnan(mirrored.right) and mirrored.left_edge == pytest.approx(-found.right_edge)
 
 
+@pytest.mark.parametrize("angle", [50, 60])
+def test_the_left_eigenvalue_of_an_infinite_spike(angle):
+    data, _ = drawn(nu=3.0, d=2000)
+    theta = math.radians(angle)
+    r = math.cos(theta) + math.sin(theta) * residue(data).sign()
+    found = spike_eigenvalues(data, r)
+    # Random signs with weights z^2 are balanced up to n^(-1/2) only.
+    limit = 2000 * math.cos(2 * theta) / math.cos(theta)
+    assert found.left == pytest.approx(limit, rel=0.12)
+    total = data.zeta**2 * float(r @ data.z.square())
+    assert found.right == pytest.approx(total, rel=1e-6)
+
+
 def test_a_weak_spike_stays_in_the_bulk():
     data, _ = drawn(nu=0.0, d=400)
     weak = SpikedData(
