@@ -73,7 +73,9 @@ def test_a_layer_cell_is_a_diagnosis():
     centred = diagnose(model, "head", (x, y), F.cross_entropy, centre=True)
     assert cell["centred_u1_q"] == pytest.approx(float(centred.along_q[0]))
     assert cell["leads_q"] == (found.leader == "data")
-    assert 0 < cell["gauss_newton"] <= 1
+    shares = own_layers.gauss_newton_cell(own_layers.PATCHES, 13)
+    assert 0 < shares["gauss_newton"] <= 1 and 0 < shares["gauss_newton_null"] < 1
+    assert len(own_layers.gauss_newton_cells()) == 3 * (21 + 9) + 14
     assert all(isinstance(value, float) for value in cell.values())
 
 

@@ -277,8 +277,7 @@ def layer_cell(network: str, state: str, depth: int, seed: int) -> dict[str, flo
         The numbers of ``Diagnosis`` but the outliers, which rounding can move (compare s1 to s5
         with the edge); ``leads_q`` and ``leads_residue``, whether the top left singular vector has
         more of one than of the other and of the rest; ``centred_u1_q`` and ``centred_leads_q`` with
-        the leading direction of the centred inputs; ``gauss_newton`` and ``gauss_newton_null`` on a
-        tenth of the images.
+        the leading direction of the centred inputs.
     """
     model, (x, y) = network_at(network, state, seed)
     layer = layer_names(model)[depth]
@@ -286,14 +285,37 @@ def layer_cell(network: str, state: str, depth: int, seed: int) -> dict[str, flo
         diagnose(model, layer, (x, y), F.cross_entropy, centre=centre, seed=seed)
         for centre in (False, True)
     )
-    few = diagnose(model, layer, (x[::10], y[::10]), F.cross_entropy, gauss_newton=True, seed=seed)
     return {
         **_plain(found),
         "centred_u1_q": float(centred.along_q[0]),
         "centred_leads_q": float(centred.leader == "data"),
-        "gauss_newton": few.gauss_newton,
-        "gauss_newton_null": few.gauss_newton_null,
     }
+
+
+def gauss_newton_cell(network: str, depth: int) -> dict[str, float]:
+    """Measure the Gauss-Newton share of a trained network's layer, on a tenth of the images.
+
+    Args:
+        network: As ``network_at`` has it.
+        depth: Position of the layer among those that ``diagnose`` takes.
+
+    Returns:
+        ``gauss_newton`` and ``gauss_newton_null``, as ``Diagnosis`` has them.
+    """
+    model, (x, y) = network_at(network, "trained")
+    layer = layer_names(model)[depth]
+    few = diagnose(model, layer, (x[::10], y[::10]), F.cross_entropy, gauss_newton=True)
+    return {"gauss_newton": few.gauss_newton, "gauss_newton_null": few.gauss_newton_null}
+
+
+def gauss_newton_cells() -> tuple[Cell, ...]:
+    """Return the cells: all layers of seven trained networks."""
+    networks = [f"{data}-{kind}" for kind in ("vgg11", "resnet18") for data in _SETS]
+    return tuple(
+        {"network": network, "depth": depth}
+        for network in (*networks, PATCHES)
+        for depth in range(LAYERS[network.split("-")[1]])
+    )
 
 
 def with_batch_statistics(model: nn.Module) -> nn.Module:
