@@ -120,6 +120,13 @@ def test_a_cell_repeats_the_single_routes():
     assert cell["next"] == pytest.approx(float(s[int(cell["outliers"])]), rel=1e-4)
 
 
+def test_a_size_repeats_the_comparison():
+    cell = sp.size_cell(90, 0.375, "tanh", "offset", 3)
+    case = scenario(90, nu=0.375, activation="tanh", residue="offset", seed=3)
+    assert cell["s_1"] == pytest.approx(float(torch.linalg.svdvals(case.parts.G)[0]), rel=1e-4)
+    assert cell["law_1"] == pytest.approx(sp.law_of(case).outliers[0].value, rel=1e-4)
+
+
 def test_long_form_sorts_values_by_the_law():
     cells = [sp.prediction_cell(100, 0.375, 0.0, "softplus", "offset", "uniform", "ntk", 1)]
     frame = pd.DataFrame(cells).assign(
@@ -187,7 +194,7 @@ def test_the_lines_of_the_exponents():
 
 
 def test_the_grids_have_distinct_cells():
-    for cells in (list(sp.prediction_cells()), list(sp.phase_cells())):
+    for cells in map(list, (sp.prediction_cells(), sp.phase_cells(), sp.size_cells())):
         assert len({tuple(cell.values()) for cell in cells}) == len(cells)
     assert np.isclose(sp.margin(1000), 0.01)
 

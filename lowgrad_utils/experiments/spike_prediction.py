@@ -542,6 +542,32 @@ def prediction_cells() -> Iterator[Cell]:
                 yield {"d": d, **dict(zip(names, row)), "seed": seed}
 
 
+def size_cell(d: int, nu: float, activation: str, residue: str, seed: int) -> dict[str, float]:
+    """Set the law beside one gradient (alpha = 0, uniform W), for its error over sizes.
+
+    Args:
+        d: Number of features; n = 0.75 d and m = 1.25 d.
+        nu: Spike exponent.
+        activation: A key of ``ACTIVATIONS``.
+        residue: A key of ``RESIDUES``.
+        seed: Seed.
+
+    Returns:
+        What ``compare`` returns, to five digits.
+    """
+    case = scenario(d, nu=nu, activation=activation, residue=residue, seed=seed)
+    return {name: _digits(value) for name, value in compare(case, law_of(case)).items()}
+
+
+def size_cells() -> Iterator[Cell]:
+    """Yield the cells: eight settings at three sizes, sixteen seeds."""
+    names = ("nu", "activation", "residue")
+    settings = (0.125, 0.375), ("softplus", "tanh"), ("independent", "offset")
+    for seed, d in product(range(1, 17), (150, 300, 600)):
+        for row in product(*settings):
+            yield {"d": d, **dict(zip(names, row)), "seed": seed}
+
+
 def long_form(frame: pd.DataFrame) -> pd.DataFrame:
     """Turn the grid into one row for each of the first ``COUNT`` singular values.
 
