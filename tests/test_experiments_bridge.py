@@ -152,6 +152,7 @@ def test_at_equal_probabilities_the_gradient_is_in_the_span_of_the_class_centres
         found = bridge.look(step, labels, groups)
         assert found["gradient_in_centres"] == pytest.approx(1, abs=1e-12)
         assert max(bridge.centre_identity(X, labels, W, A)) < 1e-12
+        assert bridge.sum_of_centres(step, labels) == pytest.approx(1, abs=1e-12)
     assert min(bridge.centre_identity(X, labels, W, A + random_like(A))) > 1e-3
 
 

@@ -705,6 +705,19 @@ def centre_identity(
     return float((gradient - centres).norm() / gradient.norm()), abs(outside)
 
 
+def sum_of_centres(step: Step, labels: Tensor) -> float:
+    """Return the squared cosine between the gradient and sum_c pi_c delta_c.
+
+    Args:
+        step: The state of a classifier.
+        labels: Classes, from 0 to C - 1.
+    """
+    classes = len(step.residue) // len(labels)
+    shares = torch.bincount(labels, minlength=classes).double() / len(labels)
+    weights = shares @ centre_weights(labels, classes)
+    return step.jacobian.share_in_combinations(step.residue, weights[None])
+
+
 def look(step: Step, labels: Tensor, groups: Tensor) -> dict[str, float]:
     """Measure where the gradient and the class centres are in the Gauss-Newton spectrum.
 
