@@ -674,7 +674,8 @@ def leading_alignment(G, u):
 # %% public q6
 G = torch.diag(torch.tensor([1.0, 3.0, 2.0]).double())[:, :2]
 e = torch.eye(3).double()
-found = leading_alignment(G, e[1])
+hint = "Left singular vectors of G have as many entries as G has rows."
+found = ran(hint, leading_alignment, G, e[1])
 assert found is not None, "it returns nothing: does it end with 'return ...'?"
 close("the alignment of G with its own leading direction", found, 1.0, "G e_2 = 3 e_2 is largest.")
 hint = "The leading vector is e_2, and the angle to e_1 + e_2 is 45 degrees, whatever its length."

@@ -28,6 +28,7 @@ _NETWORK = 1 << 0 | 1 << 1
 _SCOPES = 1 << 0 | 1 << 1
 
 _EPERM, _ENOSYS = 1, 38
+_DIE_WITH_PARENT = 1
 _CLONE_THREAD = 0x10000
 # Names beside the numbers of the two processors that have them; None: no such call there.
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -65,7 +66,7 @@ _FORBIDDEN_CALLS = {
     "sched_setscheduler": (144, 119),
     "sched_setattr": (314, 274),
 }
-_CLONE, _CLONE3, _PRLIMIT = (56, 220), (435, 435), (302, 261)
+_CLONE, _CLONE3, _PRLIMIT, _PRCTL = (56, 220), (435, 435), (302, 261), (157, 167)
 
 
 class CannotConfine(Exception):
@@ -115,6 +116,11 @@ def confine(folder: str, readable: list[str], *, data: int, seconds: int, file_s
     _drop_capabilities()
     _restrict_files(folder, [*_python_folders(), *_SYSTEM_FILES, "/proc/self", *readable])
     _restrict_calls()
+
+
+def die_with_parent() -> None:
+    """End this process as soon as the one that started it ends, whatever it is doing then."""
+    _call("prctl", _LIBC.prctl(_DIE_WITH_PARENT, 9, 0, 0, 0))
 
 
 #: What libraries read on their way: number of processors, fonts, time zone, random numbers.
@@ -195,6 +201,12 @@ def _restrict_calls() -> None:
         (equal, 0, 4, _CLONE[column]),
         (load, 0, 0, first_argument),
         (bits, 1, 0, _CLONE_THREAD),
+        (answer, 0, 0, refuse),
+        (answer, 0, 0, allow),
+        # Who ends together with its parent must not undo that.
+        (equal, 0, 4, _PRCTL[column]),
+        (load, 0, 0, first_argument),
+        (equal, 0, 1, _DIE_WITH_PARENT),
         (answer, 0, 0, refuse),
         (answer, 0, 0, allow),
         (equal, 0, 4, _PRLIMIT[column]),

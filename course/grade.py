@@ -169,8 +169,9 @@ class Runner:
             start_new_session=True,
             text=True,
         )
-        if not self._line().get("ready"):
-            raise GradingError("the process that runs submissions did not start; see above")
+        problem = self._line().get("problem", "it ended at once, see above")
+        if problem:
+            raise GradingError(f"submissions cannot be run on this machine: {problem}")
 
     def _line(self) -> dict[str, Any]:
         line = self.process.stdout.readline()
@@ -229,6 +230,17 @@ class Grader:
         """Return status, points by question, and a message, for one submission."""
         if submission.problem:
             return self._row(submission, "no notebook", [], submission.problem)
+        try:
+            return self._judge(submission, *self._run(submission))
+        except Exception as error:
+            if isinstance(error, GradingError):
+                raise
+            # Whatever it was, the others are graded; without versions this one is tried again.
+            row = self._row(submission, "not graded", [], f"{type(error).__name__}: {error}")
+            return {**row, "file": "", "tests": ""}
+
+    def _run(self, submission: Submission) -> tuple[str, list[dict]]:
+        """Return how a submission ended, and the lines it left."""
         one = self.runners.get()
         try:
             # Its name says nothing and nothing else is in it: what a submission finds there is
@@ -238,10 +250,10 @@ class Grader:
                 Path(folder, runner.CALLS).write_text(json.dumps(self.calls), encoding="utf8")
                 job = {"limits": self.limits, "withheld": self.archive["withheld"]}
                 how = one.run({"folder": os.path.realpath(folder), **job})
-                said = plain.lines(os.path.join(folder, runner.ANSWERS), int(self.limits["output"]))
+                path = os.path.join(folder, runner.ANSWERS)
+                return how, plain.lines(path, int(self.limits["output"]))
         finally:
             self.runners.put(one)
-        return self._judge(submission, how, said)
 
     def _judge(self, submission: Submission, how: str, said: list[dict]) -> dict[str, Any]:
         if any("broken" in line for line in said):

@@ -1,6 +1,16 @@
 """The start of every file of public tests: copied there, so that it stands alone."""
 
+import math  # noqa: F401 (for the tests that follow)
+
 import torch
+
+
+def ran(hint, function, *arguments):
+    """Return what the function gives; if it raises an error, stop with that and a hint."""
+    try:
+        return function(*arguments)
+    except Exception as error:
+        raise AssertionError(f"it raised {type(error).__name__}: {error}. {hint}") from None
 
 
 def shaped(name, value, *shape):

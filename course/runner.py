@@ -50,6 +50,7 @@ class TooMuchOutput(BaseException):
 
 def run_job(folder: str, limits: dict[str, Any], readable: list[str], withheld: list[str]) -> None:
     """Run the submission in `folder`, write its answers there, and end this process."""
+    confine.die_with_parent()
     os.setsid()
     null = os.open(os.devnull, os.O_RDWR)
     log = os.open(os.path.join(folder, LOG), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -195,19 +196,24 @@ def _answer(wanted: dict[str, Any], namespace: dict[str, Any]) -> Any:
     return plain.encode(value)
 
 
-def _namespace() -> dict[str, Any]:
-    # What a notebook has without importing it. The public tests are not run again here, so the
-    # object that would run them does nothing.
-    class Grader:
-        def __getattr__(self, name: str) -> Any:
-            return lambda *args, **kwargs: None
+class _Nothing:
+    """Stands for what a notebook uses elsewhere and cannot use here: it takes any call, in vain."""
 
-    otter = types.ModuleType("otter")
-    otter.Notebook = lambda *args, **kwargs: Grader()
-    sys.modules["otter"] = otter
+    def __getattr__(self, name: str) -> "_Nothing":
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> "_Nothing":
+        return self
+
+
+def _namespace() -> dict[str, Any]:
+    for name in ("otter", "google", "google.colab"):
+        sys.modules[name] = types.ModuleType(name)
+        sys.modules[name].__getattr__ = lambda attribute: _Nothing()
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
-    module.__dict__.update(grader=Grader(), display=lambda *args, **kwargs: None)
+    # What a notebook has without importing it. Public tests are not run again here.
+    module.__dict__.update(grader=_Nothing(), display=_Nothing())
     return module.__dict__
 
 
@@ -248,7 +254,7 @@ def watch(child: int, folder: str, limits: dict[str, Any]) -> str:
     Returns:
         "ended", "time", "memory", "output" or "processes": which limit it met, if any.
     """
-    end = time.monotonic() + limits["seconds"]
+    end, parent = time.monotonic() + limits["seconds"], os.getppid()
     memory = _status_bytes("self", "VmRSS") + limits["memory"]
     verdict, looks = "ended", 0
     while os.waitpid(child, os.WNOHANG) == (0, 0):
@@ -261,6 +267,9 @@ def watch(child: int, folder: str, limits: dict[str, Any]) -> str:
             verdict = "processes"
         elif looks % 5 == 0 and _too_many_files(folder, 2 * limits["output"]):
             verdict = "output"
+        if os.getppid() != parent:
+            # Nobody waits for the answers any more; the copy ends together with this process.
+            os._exit(1)
         if verdict != "ended":
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
@@ -294,6 +303,26 @@ def _too_many_files(folder: str, most: int) -> bool:
     return False
 
 
+def _try_confining(readable: list[str]) -> str:
+    """Confine a copy of this process that does nothing; return what went wrong, empty if nothing.
+
+    A submission's copy could not tell: the submission might then say the same.
+    """
+    read, write = os.pipe()
+    if os.fork() == 0:
+        problem = ""
+        try:
+            confine.confine(os.getcwd(), readable, data=2**40, seconds=9, file_size=9)
+        except BaseException as error:
+            problem = _one_line(error) or "unknown"
+        os.write(write, problem.encode()[:1000])
+        os._exit(0)
+    os.wait()
+    os.close(write)
+    with os.fdopen(read, encoding="utf8") as handle:
+        return handle.read()
+
+
 def serve(readable: list[str]) -> None:
     """Import the libraries, then run the jobs that arrive, one a line, until there are no more."""
     for name in LIBRARIES:
@@ -304,7 +333,7 @@ def serve(readable: list[str]) -> None:
     # Reports go where no library prints.
     channel = os.fdopen(os.dup(1), "w", encoding="utf8")
     os.dup2(2, 1)
-    print(json.dumps({"ready": True}), file=channel, flush=True)
+    print(json.dumps({"problem": _try_confining(readable)}), file=channel, flush=True)
     for line in sys.stdin:
         job = json.loads(line)
         child = os.fork()

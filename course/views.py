@@ -76,7 +76,7 @@ def notebook(assignment: Assignment, solved: bool, replaced: dict[str, str] | No
             add("code", text, name)
         elif cell.kind == "written":
             add("markdown", _written(cell, solved), name)
-        elif cell.kind == "public":
+        elif cell.kind == "public" and name not in [each["id"] for each in cells]:
             add("code", f'grader.check("{cell.name}")', name)
         if len(cells) == 1 and cell.kind == "markdown":
             add("markdown", _points(assignment), "points")

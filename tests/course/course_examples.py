@@ -13,12 +13,15 @@ LIMITS = {"seconds": 90.0, "cell": 60.0, "call": 30.0, "memory": 400_000_000, "o
 
 
 def answers_only(assignment, replaced=None, solved=True):
-    """A notebook with the imports and the answers of an assignment, without its experiments."""
+    """A notebook with the imports and the code of an assignment, nothing written, nothing shown."""
     notebook = views.notebook(assignment, solved=solved, replaced=replaced)
-    code = [cell for cell in notebook["cells"] if cell["id"].startswith("code-")]
-    for cell in code[1:]:
-        notebook["cells"].remove(cell)
-    return notebook
+    stub = views.notebook(assignment, solved=False)
+    cells = [
+        theirs if theirs["id"].startswith("written-") else ours
+        for ours, theirs in zip(notebook["cells"], stub["cells"])
+    ]
+    given = [cell["id"] for cell in cells if cell["id"].startswith("code-")]
+    return {**notebook, "cells": [cell for cell in cells if cell["id"] not in given[1:]]}
 
 
 def with_cell(notebook, source):

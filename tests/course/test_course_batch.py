@@ -1,5 +1,6 @@
 """A batch that is interrupted, repeated, moderated, and refused where it must be."""
 
+import contextlib
 import csv
 import os
 import signal
@@ -110,6 +111,16 @@ def test_foreign_table_is_not_overwritten(batch):
     assert out.read_text() == "name,mark\nada,1\n"
 
 
+def _descendants(parent):
+    """The processes a process started, and those they started."""
+    children = []
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{name}/stat") as handle:
+            if int(handle.read().rpartition(")")[2].split()[1]) == parent:
+                children += [int(name), *_descendants(int(name))]
+    return children
+
+
 def test_batch_goes_on_after_a_kill(tmp_path, assignments):
     make.make(ROOT / "assignments" / f"{NAME}.py", tmp_path)
     folder, out = tmp_path / "in", tmp_path / "grades.csv"
@@ -130,8 +141,16 @@ def test_batch_goes_on_after_a_kill(tmp_path, assignments):
     while not out.exists() and time.monotonic() < end:
         time.sleep(0.1)
     assert process.poll() is None
+    # The process that runs submissions, and its copy with the slow one.
+    while len(family := _descendants(process.pid)) < 2:
+        assert time.monotonic() < end
+        time.sleep(0.05)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
+    end = time.monotonic() + 20
+    while any(os.path.exists(f"/proc/{each}") for each in family):
+        assert time.monotonic() < end, "a submission runs on after its grading was killed"
+        time.sleep(0.1)
     assert set(_rows(out)) == {"a.ipynb"}
     (folder / "b.ipynb").write_bytes(views.as_file(good))
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
@@ -139,6 +158,26 @@ def test_batch_goes_on_after_a_kill(tmp_path, assignments):
     assert "1 of 2 are graded already" in done.stderr
     assert "Grading" in done.stderr
     assert [row["total"] for row in _rows(out).values()] == ["29", "29"]
+
+
+def test_error_of_the_grading_itself_stops_nothing(batch, monkeypatch):
+    _, out, run = batch
+    real, failing = grade.Grader._judge, ["ben.ipynb"]
+
+    def judge(self, submission, how, said):
+        if submission.name in failing:
+            raise OSError("no space left")
+        return real(self, submission, how, said)
+
+    monkeypatch.setattr(grade.Grader, "_judge", judge)
+    run()
+    rows = _rows(out)
+    assert rows["ben.ipynb"]["status"] == "not graded"
+    assert "no space left" in rows["ben.ipynb"]["message"]
+    assert rows["eve.ipynb"]["total"] == "29"
+    failing.clear()
+    assert run() == ["ben.ipynb"]
+    assert _rows(out)["ben.ipynb"]["total"] == "29"
 
 
 def test_runner_that_dies_is_started_again(assignments):

@@ -95,14 +95,30 @@ def test_forks_are_refused(judged):
         "import os\nos.listdir('/')",
         "open('/tmp/from-a-submission', 'w')",
         "open(f'/proc/{__import__(\"os\").getppid()}/mem', 'rb')",
+        "import resource\nresource.prlimit(1, resource.RLIMIT_CPU, (1, 1))",
+        "import ctypes\nlibc = ctypes.CDLL(None)\nif libc.prctl(1, 0, 0, 0, 0):\n"
+        "    raise PermissionError('it ends with its parent')",
     ],
-    ids=["program", "kill", "network", "exec", "file", "folder", "write", "memory-of-another"],
+    ids=[
+        *("program", "kill", "network", "exec", "file", "folder", "write", "memory-of-another"),
+        *("limits-of-another", "parent"),
+    ],
 )
 def test_what_is_outside_is_closed(judged, source):
     points, status, message = judged(source)
     assert (points, status) == (TOTAL, "graded")
     assert "PermissionError" in message
     assert not os.path.exists("/tmp/from-a-submission")
+
+
+def test_what_notebooks_need_elsewhere_does_no_harm(judged):
+    source = (
+        "%matplotlib inline\n!pip install something\n"
+        "from google.colab import drive\ndrive.mount('/content/drive')\n"
+        "import otter\notter.Notebook(tests_dir='x').check('q1')\n"
+        "if True:\n    %time x = 1"
+    )
+    assert judged(source) == (TOTAL, "graded", "")
 
 
 def test_many_threads_are_stopped(judged):

@@ -1,0 +1,133 @@
+"""A source that breaks the rules is refused with its line; what is made of it is well formed."""
+
+import json
+
+import make
+import nbformat
+import pytest
+import sources
+import views
+from course_examples import SOURCES
+
+GOOD = '''# %% assignment
+# title = "Small"
+# minutes = 120
+
+# %% [markdown]
+# # Small
+
+# %%
+import torch
+
+# %% answer q1
+def f(x):
+    """Twice x."""
+    # BEGIN SOLUTION
+    return 2 * x
+    # END SOLUTION
+
+# %% public q1
+assert f(1.0) == 2, "f(1) is 2"
+
+# %% hidden q1 2: doubles
+def calls(rng):
+    return [call("f", x=3.0)]
+
+def check(calls, answers):
+    near(answers[0], 6.0)
+
+# %% wrong q1 2: squares
+def f(x):
+    return x**2
+
+# %% wrong q1 2: triples
+def f(x):
+    return 3 * x
+
+# %% wrong q1 2: halves
+def f(x):
+    return x / 2
+
+# %% [markdown] written w1 1.5
+# BEGIN SOLUTION
+# Because.
+# END SOLUTION
+# BEGIN RUBRIC
+# - 1.5 points: a reason
+# END RUBRIC
+'''
+
+
+def _read(tmp_path, text):
+    path = tmp_path / "small.py"
+    path.write_text(text)
+    return sources.read(path)
+
+
+def test_small_source_is_read(tmp_path):
+    assignment = _read(tmp_path, GOOD)
+    assert assignment.questions == {"q1": 2.0}
+    assert assignment.written == {"w1": 1.5}
+    (cell,) = assignment.of_kind("written")
+    assert views.model_answer(cell) == "Because."
+    assert views.rubric(cell) == "- 1.5 points: a reason"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("# %% public q1", "# %% pubic q1", "line 18: unknown kind of cell"),
+        ("# %% public q1", "# %% public q7", "line 18: there is no question 'q7'"),
+        ("# %% hidden q1 2: doubles", "# %% hidden q1", "needs points and a title"),
+        ("# %% wrong q1 2: halves", "# %% wrong q1 3: halves", "cannot lose 3 of 2 points"),
+        ("# %% wrong q1 2: halves", "# %%", "needs at least 3"),
+        ("    # END SOLUTION\n", "", "line 11: no gap"),
+        ("# BEGIN RUBRIC\n", "", "no rubric"),
+        ("# # Small", "Small", "line 5: a line of Markdown must start with '#'"),
+        ("import torch", "# BEGIN SOLUTION", "line 8: this solution"),
+        ("# minutes = 120", "# minutes =", "line 1: "),
+        ("# minutes = 120", "", "title and minutes"),
+        ("# %% [markdown] written w1", "# %% [markdown] written q1", "'q1' is used twice"),
+        ("# %% [markdown] written w1 1.5", "# %% written w1 1.5", "unknown kind of cell"),
+    ],
+)
+def test_broken_source_is_named(tmp_path, old, new, said):
+    assert old in GOOD
+    with pytest.raises(sources.SourceError) as failure:
+        _read(tmp_path, GOOD.replace(old, new, 1))
+    assert str(failure.value).startswith("small.py")
+    assert said in str(failure.value)
+    assert "\n" not in str(failure.value)
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_made_files_are_well_formed_and_the_same_twice(source, tmp_path):
+    first = [path.read_bytes() for path in make.make(source, tmp_path / "a")]
+    paths = make.make(source, tmp_path / "b")
+    assert first == [path.read_bytes() for path in paths]
+    student, solution, archive = paths
+    for path in (student, solution):
+        content = json.loads(path.read_text(encoding="utf8"))
+        nbformat.validate(content)
+        names = [cell["id"] for cell in content["cells"]]
+        assert len(set(names)) == len(names)
+    assert archive.suffix == ".zip"
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_markdown_reads_well_everywhere(source):
+    from notebook_rules import markdown_problems
+
+    for solved in (False, True):
+        for cell in views.notebook(sources.read(source), solved)["cells"]:
+            if cell["cell_type"] == "markdown":
+                assert markdown_problems(cell["source"]) == [], cell["source"]
+
+
+def test_setup_cell_is_the_one_of_the_chapters():
+    for source in SOURCES:
+        cells = views.notebook(sources.read(source), solved=False)["cells"]
+        code = [cell for cell in cells if cell["cell_type"] == "code"]
+        assert code[0]["source"].strip() == views.SETUP_CELL.read_text(encoding="utf8").strip()
+        assert views.OTTER in code[1]["source"]
+        assert "pip" in code[1]["source"]
