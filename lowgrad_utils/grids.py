@@ -464,6 +464,12 @@ GRIDS: dict[str, Grid] = {
         "The gradient's outliers and angles, measured and predicted by six routes",
         atol=1e-4,
     ),
+    "spike-prediction-sizes": Grid(
+        spike_prediction.size_cell,
+        tuple(spike_prediction.size_cells()),
+        "The law's predictions beside the gradient over sizes",
+        atol=1e-4,
+    ),
     "spike-phases": Grid(
         spike_prediction.phase_cell,
         tuple(spike_prediction.phase_cells()),
