@@ -55,8 +55,8 @@ def identity_errors(
 ) -> dict[str, float]:
     """Compare modes and components of a small network with explicit matrices made by autograd.
 
-    Ten examples, twelve features, eight neurons (and three logits for ``"softmax"``). Outputs are
-    doubled, so that some Huber residues are on its straight part, where l'' = 0.
+    Ten examples, twelve features, eight neurons (and three logits for ``"softmax"``). For Huber's
+    loss every other residue is on its straight part, where l'' = 0.
 
     Args:
         loss: A key of ``LOSSES``, or ``"softmax"``.
@@ -86,8 +86,11 @@ def identity_errors(
         value = lambda z: torch.nn.functional.cross_entropy(z, labels, reduction="none")  # noqa: E731
     else:
         y = 2 * torch.randn(n, generator=stream, dtype=torch.float64)
-        y = y.sign() if LOSSES[loss].binary else y
         f = network(X)
+        if LOSSES[loss].binary:
+            y = y.sign()
+        elif loss == "huber":
+            y = f + y.sign() * (0.5 + 1.5 * (torch.arange(n) % 2))
         second, r = loss_curvature(f, y, loss), LOSSES[loss].residue(f, y)
         jacobian = scalar_jacobian(X, network, second)
         # Where l'' = 0 the derivative is 0 too, and so is what it could carry of the gradient.
