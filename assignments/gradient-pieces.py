@@ -16,11 +16,11 @@
 # You write down the gradient of a two-layer network, take it apart into the four pieces of the
 # chapter *The gradient and its pieces*, and measure which piece is large when.
 #
-# **What you will be able to do.** Derive the residue of a loss and the closed form of the
-# gradient; average a slope over a Gaussian accurately, for small and for large arguments; split
-# a matrix into rank-one terms and a rest, and check such a split; find singular values of a
-# low-rank matrix that is too large to form; choose a splitting that is best in a stated sense;
-# fit an exponent and say what it shows.
+# **Learning goals.** Derive the residue of a loss and the closed form of the gradient; average a
+# slope over a Gaussian accurately, for small and for large arguments; split a matrix into
+# rank-one terms and a rest, and check such a split; find singular values of a low-rank matrix
+# that is too large to form; choose a splitting that is best in a stated sense; fit an exponent
+# and say what it shows.
 #
 # **You need** linear algebra (singular values, least squares), the chain rule, some PyTorch. Read
 # the chapters *The setting* and *The gradient and its pieces* first.

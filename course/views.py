@@ -29,6 +29,7 @@ from importlib import metadata
 from pathlib import Path
 
 OTTER = "{otter}"
+HEAD = r'''{head}'''
 TESTS = {tests}
 
 try:
@@ -40,6 +41,7 @@ if found != OTTER:
 folder = Path("tests", "{stem}")
 folder.mkdir(parents=True, exist_ok=True)
 for name, text in TESTS.items():
+    text = f'OK_FORMAT = False\\nname = "{{name}}"\\npoints = 0\\n\\n' + HEAD + text
     (folder / (name + ".py")).write_text(text, encoding="utf8")
 
 import otter
@@ -136,15 +138,18 @@ def _points(assignment: Assignment) -> str:
 
 
 def public_test(assignment: Assignment, name: str) -> str:
-    """Return the file of public tests of one question, in otter's exception-based form."""
-    cases = assignment.of_kind("public", name)
+    """Return the public tests of one question, in otter's exception-based form, without head."""
     answer, functions = name_of_answer(assignment, name), []
-    for number, cell in enumerate(cases, 1):
+    for number, cell in enumerate(assignment.of_kind("public", name), 1):
         body = "".join(f"    {line}\n" if line else "\n" for line in cell.text.splitlines())
         functions.append(f"\n\n@test_case(points=0)\ndef test_{number}({answer}):\n{body}")
+    return "".join(functions)
+
+
+def public_head() -> str:
+    """Return what the public tests of every question start with, below its name."""
     helpers = PUBLIC_HELPERS.read_text(encoding="utf8").partition('"""\n\n')[2]
-    head = f'OK_FORMAT = False\nname = "{name}"\npoints = 0\n\n'
-    return head + "from otter.test_files import test_case\n" + helpers + "".join(functions)
+    return "from otter.test_files import test_case\n\n" + helpers
 
 
 def name_of_answer(assignment: Assignment, question: str) -> str:
@@ -156,7 +161,9 @@ def name_of_answer(assignment: Assignment, question: str) -> str:
 def _test_setup(assignment: Assignment) -> str:
     tests = {name: public_test(assignment, name) for name in assignment.questions}
     shown = "".join(f"    {name!r}: r'''{text}''',\n" for name, text in tests.items())
-    return TEST_SETUP.format(otter=OTTER, tests="{\n" + shown + "}", stem=assignment.stem)
+    return TEST_SETUP.format(
+        otter=OTTER, head=public_head(), tests="{\n" + shown + "}", stem=assignment.stem
+    )
 
 
 def autograder(assignment: Assignment) -> dict[str, Any]:

@@ -35,8 +35,8 @@ def commands(monkeypatch):
     def run(command):
         ran.append(command)
         if "venv" in command:
-            python = project.venv_program("python")
-            os.makedirs(os.path.dirname(python))
+            python = project.venv_program("python", command[-1])
+            os.makedirs(os.path.dirname(python), exist_ok=True)
             open(python, "w").close()
 
     monkeypatch.setattr(project, "_run_logged", run)
@@ -136,6 +136,43 @@ def test_peers_are_added_without_dependencies_and_once(elsewhere, commands):
     assert len(commands) == 1
 
 
+def test_course_has_an_environment_on_top_of_the_books_and_once(elsewhere, commands):
+    assert project.main(["env"]) == 0
+    course = project.course_folder()
+    (made,) = [command for command in commands if "venv" in command and course in command]
+    assert made[0] == project.venv_program("python")
+    (command,) = [command for command in commands if project.COURSE[0] in command]
+    assert command[0] == project.venv_program("python", course)
+    (seen,) = (elsewhere / ".venv" / "course").rglob("book.pth")
+    assert str(elsewhere / ".venv") in seen.read_text()
+    os.remove(os.path.join(course, "complete.txt"))
+    commands.clear()
+    project.add_course()
+    assert len(commands) == 2
+    project.add_course()
+    assert len(commands) == 2
+
+
+def test_tests_do_not_start_without_the_course(elsewhere, commands, monkeypatch, capsys):
+    assert project.main(["env"]) == 0
+    os.remove(os.path.join(project.course_folder(), "complete.txt"))
+
+    def no_network(command):
+        raise project.Stop("No network while installing")
+
+    monkeypatch.setattr(project, "_run_logged", no_network)
+    monkeypatch.setattr(project, "run_in_environment", lambda *arguments: pytest.fail("it started"))
+    capsys.readouterr()
+    assert "No network" in _fails_in_one_line(capsys, "test")
+
+
+@pytest.mark.parametrize("given", [(), ("SUBMISSIONS=here",), ("OUT=there.csv",)])
+def test_make_grade_asks_for_what_it_needs(given):
+    done = _make("grade", *given)
+    assert done.returncode != 0
+    assert done.stderr.startswith("Name both, as in 'make grade SUBMISSIONS=folder OUT=")
+
+
 def test_environment_follows_its_lists(elsewhere, commands):
     project.make_environment(["book"])
     commands.clear()
@@ -210,7 +247,7 @@ def test_make_names_a_python_that_does_not_do(python):
 
 def test_make_offers_every_command():
     offered = _make("help").stdout
-    for command in ("book", "test", "bench", "serve", "clean"):
+    for command in ("book", "test", "bench", "serve", "assignments", "grade", "clean"):
         assert f"make {command}" in offered
 
 

@@ -84,10 +84,14 @@ def test_public_tests_name_typical_mistakes(assignments, tmp_path, course_python
     for assignment in assignments.values():
         wrong = [c for n in assignment.questions for c in assignment.of_kind("wrong", n)]
         names = {name: views.name_of_answer(assignment, name) for name in assignment.questions}
+        tests = {
+            name: f"name = '{name}'\n{views.public_head()}{views.public_test(assignment, name)}"
+            for name in assignment.questions
+        }
         script = [
             "import json, sys",
             "from otter.test_files.exception_test import ExceptionTestFile",
-            f"tests = { ({n: views.public_test(assignment, n) for n in assignment.questions})!r}",
+            f"tests = {tests!r}",
             f"imports = {assignment.of_kind('code')[0].text!r}",
             f"wrong = {[(c.name, names[c.name], c.text) for c in wrong]!r}",
             "said = []",
