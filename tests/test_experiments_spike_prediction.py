@@ -53,6 +53,15 @@ def test_every_route_is_close_far_above_the_edge():
         torch.testing.assert_close(route.along_q[:2], seen.along_q[:2], rtol=0, atol=0.08)
 
 
+@pytest.mark.parametrize("weights", ["uniform", "shifted"])
+def test_right_cosines_of_strong_outliers(weights):
+    case = scenario(240, nu=0.45, activation="softplus", residue="offset", weights=weights, seed=2)
+    law = sp.law_of(case, weights=weights)
+    predicted = sp.right_cosines_from_law(case, law, weights=weights)
+    torch.testing.assert_close(predicted[0], sp.right_cosines(case)[0], rtol=0, atol=0.1)
+    assert predicted[0].max() > 0.8
+
+
 def test_the_wrong_bulks_have_wrong_edges(case):
     free = sp.from_free_bulk(case)
     # E hides H, which its edge then shows.

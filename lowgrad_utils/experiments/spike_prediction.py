@@ -560,10 +560,10 @@ def size_cell(d: int, nu: float, activation: str, residue: str, seed: int) -> di
 
 
 def size_cells() -> Iterator[Cell]:
-    """Yield the cells: eight settings at three sizes, sixteen seeds."""
+    """Yield the cells: eight settings at three sizes, forty seeds."""
     names = ("nu", "activation", "residue")
     settings = (0.125, 0.375), ("softplus", "tanh"), ("independent", "offset")
-    for seed, d in product(range(1, 17), (150, 300, 600)):
+    for seed, d in product(range(1, 41), (150, 300, 600)):
         for row in product(*settings):
             yield {"d": d, **dict(zip(names, row)), "seed": seed}
 
