@@ -10,6 +10,7 @@ from lowgrad_utils.diagnosis import diagnose, layer_names
 from lowgrad_utils.experiments import own_layers
 from lowgrad_utils.gradients import closed_form_gradient
 from lowgrad_utils.networks import TwoLayerNetwork
+from lowgrad_utils.spectra import operator_norm
 from lowgrad_utils.spiked_data import sample_spiked_data
 
 
@@ -137,3 +138,16 @@ def test_a_cell_with_batch_statistics():
     found = diagnose(other, layer_names(model)[7], (x[::2], y[::2]), F.cross_entropy)
     assert cell["u1_mean"] == pytest.approx(found.along_means[0])
     assert len(own_layers.batch_norm_cells()) == 3 * (20 + 8)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_estimated_rest_has_lost_the_third_spike_of_the_mean(seed):
+    case = experiments.scenario(400, nu=0.375, activation="softplus", residue="offset", seed=seed)
+    data, network, r, E = case.data, case.network, case.residue, case.parts.E
+    model = own_layers.as_modules(network)
+    found = diagnose(model, "0", (data.X, r), own_layers.with_residue)
+    c = network.sigma.c(data.preactivation_scale(network.W))
+    left = (network.gamma * data.zeta / data.n) * r.mean() * data.bulk_times(data.z)
+    without = operator_norm(E - torch.outer(left, network.a * c * (network.W @ data.q)))
+    assert found.pieces["E"] == pytest.approx(without, rel=0.1)
+    assert operator_norm(E) > 1.4 * without
