@@ -3,7 +3,8 @@
 The names below are the public interface. The ledger (``claims``), plotting (``figures``), stored
 grids (``grids``) and the chapters' experiments (``experiments``) are modules of their own, since
 only they need a notebook, a plot or a data file. So are the shipped networks
-(``trained_networks``), and the function ``three_levels.three_levels``, whose name its module has.
+(``trained_networks``, ``patch_transformer``), and the functions ``three_levels.three_levels`` and
+``gradient_law.gradient_law``, whose names their modules have.
 """
 
 from lowgrad_utils.checks import AssumptionWarning
@@ -29,6 +30,7 @@ from lowgrad_utils.convolutions import (
 )
 from lowgrad_utils.curvature import LossCurvature, SymmetricOperator
 from lowgrad_utils.datasets import DataError, FeatureData, ImageData, load
+from lowgrad_utils.diagnosis import Diagnosis, diagnose, layer_names
 from lowgrad_utils.eigensolvers import (
     ConvergenceError,
     Eigenpairs,
@@ -38,6 +40,8 @@ from lowgrad_utils.eigensolvers import (
     spectral_density,
     top_eigenpairs,
 )
+from lowgrad_utils.feature_ridge import ridge_path, ridge_theory
+from lowgrad_utils.gradient_law import GradientLaw, derivative_kernel, mean_column
 from lowgrad_utils.gradients import (
     Decomposition,
     RankOne,
@@ -55,6 +59,7 @@ from lowgrad_utils.networks import (
     normalise_rows,
 )
 from lowgrad_utils.random_matrices import (
+    SampleCovariance,
     bbp_eigenvalue,
     d_transform,
     marchenko_pastur_density,
@@ -97,6 +102,8 @@ from lowgrad_utils.spiked_data import (
     split_spike,
 )
 from lowgrad_utils.sweeps import SweepError, grid, load_grid, run, save_grid, spot_check
+from lowgrad_utils.tangent_kernel import GaussNewtonModes, LayerJacobian
+from lowgrad_utils.third_spike import hidden_spike, spike_eigenvalues, spike_pair
 from lowgrad_utils.three_levels import ThreeLevels, evenness, explicit_terms, within_groups
 from lowgrad_utils.trained_networks import TrainedNetwork
 from lowgrad_utils.training import (
@@ -120,18 +127,23 @@ __all__ = [
     "ConvergenceError",
     "DataError",
     "Decomposition",
+    "Diagnosis",
     "DivergenceError",
     "DivergenceWarning",
     "Eigenpairs",
     "Evaluation",
     "FeatureData",
     "FilterGradient",
+    "GaussNewtonModes",
+    "GradientLaw",
     "ImageData",
+    "LayerJacobian",
     "Loss",
     "LossCurvature",
     "PenaltyGradient",
     "RankOne",
     "Rate",
+    "SampleCovariance",
     "SingularTriplets",
     "SpectralDensity",
     "SpikedData",
@@ -157,6 +169,8 @@ __all__ = [
     "count_parameters",
     "d_transform",
     "decompose",
+    "derivative_kernel",
+    "diagnose",
     "estimate_nu",
     "evaluate",
     "evenness",
@@ -167,8 +181,10 @@ __all__ = [
     "fit_rate",
     "gradient_descent",
     "grid",
+    "hidden_spike",
     "jacobian_penalty",
     "jacobian_penalty_gradient",
+    "layer_names",
     "leading_singular_triplets",
     "load",
     "load_checkpoint",
@@ -176,6 +192,7 @@ __all__ = [
     "loss_gradient",
     "marchenko_pastur_density",
     "marchenko_pastur_edges",
+    "mean_column",
     "mean_interval",
     "normalise_rows",
     "operator_norm",
@@ -183,6 +200,8 @@ __all__ = [
     "predict_spike",
     "principal_angles",
     "rayleigh_ritz",
+    "ridge_path",
+    "ridge_theory",
     "root_mean_square_rate",
     "run",
     "sample_spiked_data",
@@ -191,6 +210,8 @@ __all__ = [
     "save_grid",
     "share_interval",
     "spectral_density",
+    "spike_eigenvalues",
+    "spike_pair",
     "spiked_singular_value",
     "split_jacobian_penalty",
     "split_spike",

@@ -46,7 +46,9 @@ def test_names_are_looked_up_in_the_package():
         assert not exists(name), name
 
 
-@pytest.mark.parametrize("page, paper", [("paper-1.md", "lrg."), ("paper-2.md", "tlh.")])
+@pytest.mark.parametrize(
+    "page, paper", [("paper-1.md", "lrg."), ("paper-2.md", "tlh."), ("beyond.md", "new.")]
+)
 def test_a_map_names_every_statement_of_its_paper_once(page, paper):
     named = ROLE.findall((ROOT / page).read_text(encoding="utf8"))
     rows = [id for id in claims.load_registry() if id.startswith(paper) and ".control" not in id]
