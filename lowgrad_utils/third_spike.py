@@ -257,12 +257,12 @@ class SpikeEigenvalues(NamedTuple):
 def spike_eigenvalues(data: SpikedData, residue: Tensor) -> SpikeEigenvalues:
     """Predict the eigenvalues of X^T D_r X outside its bulk, and the bulk's ends.
 
-    With S(G) = (1/d) sum_i r_i / (1 + r_i G) the bulk is parametrised by
-    lambda(G) = d (S(G) - 1/G), and the spike adds lambda(G) at the roots of
-    -(G/d) sum_i z_i^2 r_i / (1 + r_i G) = 1 / zeta^2. The left side is 0 at G = 0 and convex where
-    all 1 + r_i G > 0, so there is one root on the side of each sign that the residue has: one if
+    With S(h) = (1/d) sum_i r_i / (1 + r_i h) the bulk is parametrised by
+    lambda(h) = d (S(h) - 1/h), and the spike adds lambda(h) at the roots of
+    -(h/d) sum_i z_i^2 r_i / (1 + r_i h) = 1 / zeta^2. The left side is 0 at h = 0 and convex where
+    all 1 + r_i h > 0, so there is one root on the side of each sign that the residue has: one if
     it has one sign, two otherwise. A root is an outlier if
-    (1/d) sum_i (r_i G / (1 + r_i G))^2 < 1. For small G this is the matrix of ``shared_matrix``.
+    (1/d) sum_i (r_i h / (1 + r_i h))^2 < 1. For small h this is the matrix of ``shared_matrix``.
 
     Args:
         data: Data with an isotropic bulk (alpha = 0).
@@ -292,7 +292,7 @@ def spike_eigenvalues(data: SpikedData, residue: Tensor) -> SpikeEigenvalues:
     if not bool(r.any()):
         raise ValueError("residue is zero, so there is no matrix to predict")
     values, edges = [], []
-    # G < 0 belongs to eigenvalues above the bulk.
+    # h < 0 belongs to eigenvalues above the bulk.
     for side, largest in ((-1, float(r.max())), (1, float(-r.min()))):
         value, edge = _one_side(data, r, side, largest)
         values.append(value)
@@ -301,23 +301,23 @@ def spike_eigenvalues(data: SpikedData, residue: Tensor) -> SpikeEigenvalues:
 
 
 def _one_side(data: SpikedData, r: Tensor, side: int, largest: float) -> tuple[float, float]:
-    """Return the outlier (or NaN) and the end of the bulk on one side; G has the sign ``side``."""
+    """Return the outlier (or NaN) and the end of the bulk on one side; h has the sign ``side``."""
     if largest <= 0:
         # No example of this sign: zeros of a matrix without full rank end the bulk here.
         return math.nan, 0.0
     d, weights = data.d, data.z.square()
 
-    def eigenvalue(G: float) -> float:
-        return float((r / (1 + r * G)).sum()) - d / G
+    def eigenvalue(h: float) -> float:
+        return float((r / (1 + r * h)).sum()) - d / h
 
-    def spread(G: float) -> float:
-        return float((r * G / (1 + r * G)).square().sum()) / d - 1
+    def spread(h: float) -> float:
+        return float((r * h / (1 + r * h)).square().sum()) / d - 1
 
-    def pull(G: float) -> float:
-        return -G * float((weights * r / (1 + r * G)).sum()) / d - data.zeta**-2
+    def pull(h: float) -> float:
+        return -h * float((weights * r / (1 + r * h)).sum()) / d - data.zeta**-2
 
-    # Both grow from below 0 at G = 0 to infinity at the pole of the largest residue. The root of a
-    # large spike lies close to 0, but not below d / (zeta^2 sum z_i^2 |r_i|).
+    # Both are below 0 at h = 0, infinite at the pole of the largest residue, and change sign once.
+    # The root of a large spike lies close to 0, but not below d / (zeta^2 sum z_i^2 |r_i|).
     least = d / (data.zeta**2 * float((weights * r.abs()).sum()))
     near, pole = side * min(1e-9 / largest, 0.1 * least), side * (1 - 1e-9) / largest
     end = float(brentq(spread, near, pole, xtol=1e-14 / largest))
