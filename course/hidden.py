@@ -83,9 +83,9 @@ def array(answer: Any, shape: tuple[int, ...], *, name: str = "the answer") -> n
     Raises:
         AssertionError: It is none.
     """
-    if isinstance(answer, list) and all(isinstance(each, float) for each in answer):
+    if isinstance(answer, list) and all(isinstance(each, int | float) for each in answer):
         answer = np.array(answer)
-    assert isinstance(answer, float | np.ndarray), f"{name} is no number and no array"
+    assert isinstance(answer, int | float | np.ndarray), f"{name} is no number and no array"
     value = np.asarray(answer, dtype=float)
     # A vector of one number passes for that number.
     value = value.reshape(shape) if shape == () and value.size == 1 else value

@@ -1,11 +1,19 @@
 """A source that breaks the rules is refused with its line; what is made of it is well formed."""
 
+import doctest
 import json
 
+import confine
+import grade
+import hidden
 import make
 import nbformat
+import numpy as np
+import plain
 import pytest
+import runner
 import sources
+import torch
 import views
 from course_examples import SOURCES
 
@@ -122,6 +130,55 @@ def test_markdown_reads_well_everywhere(source):
         for cell in views.notebook(sources.read(source), solved)["cells"]:
             if cell["cell_type"] == "markdown":
                 assert markdown_problems(cell["source"]) == [], cell["source"]
+
+
+@pytest.mark.parametrize("module", [confine, grade, hidden, make, plain, runner, sources, views])
+def test_examples_in_docstrings(module):
+    assert doctest.testmod(module).failed == 0
+
+
+def test_plain_values_keep_their_kind():
+    value = {"k": 3, "on": True, "x": 0.5, "name": "tanh", "A": np.arange(6.0).reshape(2, 3)}
+    back = plain.decode(json.loads(json.dumps(plain.encode(value))))
+    assert {key: type(each) for key, each in back.items()} == {k: type(v) for k, v in value.items()}
+    assert back["k"] == 3 and back["on"] is True
+    assert (back["A"] == value["A"]).all()
+    tensor = torch.ones(2, requires_grad=True)
+    assert (plain.decode(plain.encode([tensor, None]))[0] == 1).all()
+
+
+@pytest.mark.parametrize(
+    "value", [object(), 1j, np.zeros(3, complex), np.array(["a"]), [[[[[[1]]]]]], 10**400, range]
+)
+def test_other_values_are_refused_in_one_line(value):
+    with pytest.raises(plain.NotPlain) as failure:
+        plain.encode(value)
+    assert "\n" not in str(failure.value)
+
+
+def test_arrays_beyond_reason_are_refused():
+    with pytest.raises(plain.NotPlain, match="more than"):
+        plain.encode(np.zeros(plain.LARGEST + 1))
+    with pytest.raises(plain.NotPlain, match="make it an array"):
+        plain.encode([0.0] * 2000)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (None, "no number"),
+        ("1", "no number"),
+        ([1.0, [2.0]], "no number"),
+        (np.ones(3), "shape"),
+        (np.array([1.0, np.nan]), "NaN"),
+        (np.array([1.0, 2.1]), "off by"),
+    ],
+)
+def test_near_says_what_is_wrong(answer, said):
+    hidden.near([1, 2.0], np.array([1.0, 2.0]))
+    hidden.near(np.array([2.0]), 2)
+    with pytest.raises(AssertionError, match=said):
+        hidden.near(answer, np.array([1.0, 2.0]))
 
 
 def test_setup_cell_is_the_one_of_the_chapters():
