@@ -85,7 +85,7 @@ def identity_errors(
         outputs = lambda W: network.sigma.value(X @ W.T) @ A.T  # noqa: E731
         value = lambda z: torch.nn.functional.cross_entropy(z, labels, reduction="none")  # noqa: E731
     else:
-        y = 2 * torch.randn(n, generator=stream, dtype=torch.float64)
+        y = torch.randn(n, generator=stream, dtype=torch.float64)
         f = network(X)
         if LOSSES[loss].binary:
             y = y.sign()
