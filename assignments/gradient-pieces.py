@@ -222,6 +222,8 @@ G = layer_gradient(X, W, a, 0.5, r, "tanh")
 shaped("G", G, 3, 4)
 hint = "Twice the residue gives twice the gradient: does every term contain r, once?"
 close("G for the residue 2r", layer_gradient(X, W, a, 0.5, 2 * r, "tanh"), 2 * G, hint)
+hint = "The signs of a decide the signs of the columns: does every term contain a?"
+close("G for the outer weights -a", layer_gradient(X, W, -a, 0.5, r, "tanh"), -G, hint)
 hint = "Entry (0, 0) is gamma / n * sum_i r_i a_0 sigma'(w_0 . x_i) x_i0: work it out by hand."
 entry = 0.25 * (0.7 * (1 - math.tanh(0.2) ** 2) - 0.2 * (1 - math.tanh(0.35) ** 2) * 0.5)
 close("G[0, 0]", G[0, 0], entry, hint)

@@ -11,12 +11,12 @@ is gone: starting processes and programs, signals to others, the network, every 
 import ctypes
 import os
 import platform
-import resource
 import struct
 import sys
 import sysconfig
 
-_LIBC = ctypes.CDLL(None, use_errno=True)
+# Elsewhere there is none to load; `missing` says what that means.
+_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
 _READ_FILE, _READ_DIR = 1 << 2, 1 << 3
@@ -140,6 +140,8 @@ def _python_folders() -> list[str]:
 
 
 def _limit(data: int, seconds: int, file_size: int) -> None:
+    import resource  # Not on Windows, where this module is imported all the same.
+
     limits = {
         resource.RLIMIT_DATA: data,
         resource.RLIMIT_FSIZE: file_size,

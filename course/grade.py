@@ -106,15 +106,17 @@ def _submission(path: Path) -> Submission:
 
 
 def _from_folder(path: Path) -> Submission:
+    # With a slash: a spreadsheet would take 0012345 for a number.
+    name = path.name + "/"
     inside = [
-        Path(where) / name
+        Path(where) / file
         for where, _, files in os.walk(path)
-        for name in files
-        if name.endswith(".ipynb") and ".ipynb_checkpoints" not in where
+        for file in files
+        if file.endswith(".ipynb") and ".ipynb_checkpoints" not in where
     ]
     if len(inside) != 1:
-        return Submission(path.name, problem=f"{len(inside)} notebooks in this folder, not one")
-    return Submission(path.name, _bytes(inside[0]))
+        return Submission(name, problem=f"{len(inside)} notebooks in this folder, not one")
+    return Submission(name, _bytes(inside[0]))
 
 
 def _from_zip(path: Path) -> Submission:
@@ -352,7 +354,10 @@ class Table:
         if not self.path.exists():
             return []
         with self.path.open(encoding="utf-8-sig", newline="") as handle:
-            rows = list(csv.DictReader(handle))
+            # Spreadsheets set up for some languages write semicolons.
+            separator = max(",;\t", key=handle.readline().count)
+            handle.seek(0)
+            rows = list(csv.DictReader(handle, delimiter=separator))
         if rows and not {"submission", "status", "file", "tests"} <= set(rows[0]):
             raise GradingError(f"{self.path} is no table of this assignment: name another file")
         for row in rows:
@@ -365,7 +370,7 @@ class Table:
         text = (row.get(name) or "").strip()
         most = self.archive["written"].get(name, {"points": float("inf")})["points"]
         try:
-            value = float(text or 0)
+            value = float(text.replace(",", ".") or 0)
         except ValueError:
             value = float("nan")
         if not (value <= most and (name == "adjust" or value >= 0)):
@@ -374,6 +379,15 @@ class Table:
                 f"but a number from 0 to {most:g} is needed"
             )
         return value
+
+    def check_names(self, names: list[str]) -> None:
+        """Stop where points that somebody typed belong to no submission any more."""
+        for name in set(self.rows) - set(names):
+            if any(self._points(self.rows[name], column) for column in self.by_hand[:-1]):
+                raise GradingError(
+                    f"{self.path}: '{name}' has points given by hand, but no such submission is "
+                    "there: give it its name again, or delete the row"
+                )
 
     def has(self, submission: Submission, version: str) -> bool:
         """Whether this very file was graded with these very tests."""
@@ -448,6 +462,7 @@ def grade_folder(
     found = submissions(folder)
     names = [each.name for each in found]
     table = Table(out, archive)
+    table.check_names(names)
     written = {each.name: written_answers(archive, each.content) for each in found}
     with Grader(archive, **options) as grader:
         left = [each for each in found if not table.has(each, grader.version)]

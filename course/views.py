@@ -202,4 +202,5 @@ def as_file(notebook_or_archive: dict[str, Any]) -> bytes:
 
 def digest(content: bytes) -> str:
     """Return a short digest that tells one version of a file from another."""
-    return hashlib.sha256(content).hexdigest()[:16]
+    # Never a number, not even 12e34: a spreadsheet would round it.
+    return "sha-" + hashlib.sha256(content).hexdigest()[:16]

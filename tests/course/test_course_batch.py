@@ -94,6 +94,37 @@ def test_points_given_by_hand_stay_and_count(batch):
     assert "    Rank one." in out.with_suffix(".written.md").read_text()
 
 
+def test_table_from_a_spreadsheet_with_semicolons_is_read(batch):
+    _, out, run = batch
+    run()
+    _edit(out, "ada.ipynb", w2="1,5")
+    with out.open(newline="") as handle:
+        rows = list(csv.reader(handle))
+    with out.open("w", newline="", encoding="utf-8-sig") as handle:
+        csv.writer(handle, delimiter=";").writerows(rows)
+    assert run() == []
+    assert _rows(out)["ada.ipynb"]["total"] == "30.5"
+
+
+def test_points_of_a_submission_that_is_gone_are_not_dropped(batch):
+    folder, out, run = batch
+    run()
+    _edit(out, "ada.ipynb", w2="1.5")
+    (folder / "ada.ipynb").rename(folder / "lovelace.ipynb")
+    with pytest.raises(grade.GradingError, match=r"'ada\.ipynb' has points given by hand"):
+        run()
+    assert _rows(out)["ada.ipynb"]["w2"] == "1.5"
+
+
+def test_folders_are_told_from_numbers(batch):
+    folder, out, run = batch
+    (folder / "0012345").mkdir()
+    (folder / "ada.ipynb").rename(folder / "0012345" / "homework.ipynb")
+    run()
+    assert _rows(out)["0012345/"]["total"] == "29"
+    assert all(row["file"].startswith("sha-") for row in _rows(out).values())
+
+
 @pytest.mark.parametrize(("column", "value"), [("w1", "4"), ("w1", "-1"), ("adjust", "two")])
 def test_impossible_points_are_named(batch, column, value):
     _, out, run = batch

@@ -328,14 +328,15 @@ def test_a_folder_with_everything_in_it(tmp_path, assignments):
     archive = views.autograder(assignments[NAME])
     grade.grade_folder(folder, out, archive, quiet=True, limits=LIMITS)
     rows = _rows(out)
-    assert set(rows) == {"'=cmd()", *(n for n in os.listdir(folder) if n != "=cmd()")}
+    folders = {"'=cmd()/", "d-empty/"}
+    assert set(rows) == folders | {path.name for path in folder.iterdir() if not path.is_dir()}
     full = str(sum(TOTAL.values()))
     good = {"a-good.ipynb", "i-zip.zip"}
     for name, row in rows.items():
         assert row["total"] == (full if name in good else "0"), row
         assert bool(row["message"]) == (name not in good), row
     assert rows["b-exits.ipynb"]["status"] == "ended early"
-    for name in ("c-broken.ipynb", "d-empty", "e-list.ipynb", "f-link.ipynb", "g-pipe.ipynb"):
+    for name in ("c-broken.ipynb", "d-empty/", "e-list.ipynb", "f-link.ipynb", "g-pipe.ipynb"):
         assert rows[name]["status"] == "no notebook"
     assert "larger than" in rows["j-bomb.zip"]["message"]
     assert "w1 (3 points)" in out.with_suffix(".written.md").read_text()
