@@ -75,6 +75,7 @@ close("the residue for mse", residue(f, y, "mse"), torch.tensor([-0.5, 4.0]), "I
 f, y = torch.tensor([0.3]).double(), torch.tensor([-1.0]).double()
 step = 1e-6
 slope = (torch.log1p(torch.exp(f + step)) - torch.log1p(torch.exp(f - step))) / (2 * step)
+shaped("the residue for logistic", residue(f, y, "logistic"), 1)
 hint = "For y = -1 the loss is log(1 + exp(f)): compare with its difference quotient."
 assert abs(residue(f, y, "logistic") - slope) < 1e-6, hint
 

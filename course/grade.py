@@ -11,6 +11,7 @@ back as plain numbers, and compares. Nothing a submission defines is ever execut
 """
 
 import argparse
+import contextlib
 import csv
 import io
 import json
@@ -245,13 +246,12 @@ class Grader:
         """Return how a submission ended, and the lines it left."""
         one = self.runners.get()
         try:
-            # Its name says nothing and nothing else is in it: what a submission finds there is
-            # itself, and the arguments its functions will be called with.
-            with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            with _empty_folder() as folder:
+                # What a submission finds there is itself, and the arguments of the calls.
                 Path(folder, runner.NOTEBOOK).write_bytes(submission.content)
                 Path(folder, runner.CALLS).write_text(json.dumps(self.calls), encoding="utf8")
                 job = {"limits": self.limits, "withheld": self.archive["withheld"]}
-                how = one.run({"folder": os.path.realpath(folder), **job})
+                how = one.run({"folder": folder, **job})
                 path = os.path.join(folder, runner.ANSWERS)
                 return how, plain.lines(path, int(self.limits["output"]))
         finally:
@@ -296,6 +296,18 @@ class Grader:
             "file": views.digest(submission.content),
             "tests": self.version,
         }
+
+
+@contextlib.contextmanager
+def _empty_folder() -> Iterator[str]:
+    """Make a folder for one submission, and remove it with all that was left in it."""
+    folder = os.path.realpath(tempfile.mkdtemp())
+    try:
+        yield folder
+    finally:
+        # Not shutil: folders in folders, a thousand deep, are too many for Python's stack.
+        for command in (["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
+            subprocess.run([*command, folder], stderr=subprocess.DEVNULL, check=False)
 
 
 def _failures(results: list[tuple]) -> Iterator[str]:

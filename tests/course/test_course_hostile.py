@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import re
+import tempfile
 import time
 import zipfile
 
@@ -164,6 +165,17 @@ def test_huge_output_is_cut(judged, source):
 def test_many_files_are_stopped(judged):
     source = "import time\nfor k in range(1000):\n    open(f'{k}', 'w').close()\ntime.sleep(3)"
     assert judged(source)[:2] == (NOTHING, "stopped: too much output")
+
+
+def test_folders_without_end_are_stopped_and_removed(judged, monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    source = (
+        "import os, time\nfor k in range(3000):\n    os.mkdir('d')\n    os.chdir('d')\n"
+        "os.chmod('.', 0)\ntime.sleep(2)"
+    )
+    points, status, _ = judged(source)
+    assert (points, status) == (NOTHING, "stopped: too much output")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_hidden_tests_cannot_be_found(judged, graders):
