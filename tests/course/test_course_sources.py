@@ -15,7 +15,9 @@ import runner
 import sources
 import torch
 import views
-from course_examples import SOURCES
+from course_examples import ROOT, SOURCES
+
+PAGE = ROOT / "instructors.md"
 
 GOOD = '''# %% assignment
 # title = "Small"
@@ -179,6 +181,15 @@ def test_near_says_what_is_wrong(answer, said):
     hidden.near(np.array([2.0]), 2)
     with pytest.raises(AssertionError, match=said):
         hidden.near(answer, np.array([1.0, 2.0]))
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_page_for_instructors_lists_it(source):
+    assignment = sources.read(source)
+    (row,) = [line for line in PAGE.read_text().splitlines() if f"(`{source.stem}`)" in line]
+    assert row.startswith(f"| {assignment.settings['title']} ")
+    for group, word in ((assignment.questions, "questions"), (assignment.written, "answers")):
+        assert f"| {len(group)} {word}, {sum(group.values()):g} points |" in row
 
 
 def test_setup_cell_is_the_one_of_the_chapters():
