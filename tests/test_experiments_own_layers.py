@@ -74,7 +74,7 @@ def test_a_layer_cell_is_a_diagnosis():
     centred = diagnose(model, "head", (x, y), F.cross_entropy, centre=True)
     assert cell["centred_u1_q"] == pytest.approx(float(centred.along_q[0]))
     assert cell["leads_q"] == (found.leader == "data")
-    shares = own_layers.gauss_newton_cell(own_layers.PATCHES, 13)
+    shares = own_layers.gauss_newton_cell(own_layers.PATCHES, 13, 0)
     assert 0 < shares["gauss_newton"] <= 1 and 0 < shares["gauss_newton_null"] < 1
     assert len(own_layers.gauss_newton_cells()) == 3 * (21 + 9) + 14
     assert all(isinstance(value, float) for value in cell.values())
@@ -132,7 +132,7 @@ def test_batch_statistics_are_those_of_training():
 
 
 def test_a_cell_with_batch_statistics():
-    cell = own_layers.batch_norm_cell("mnist-vgg11", 7)
+    cell = own_layers.batch_norm_cell("mnist-vgg11", 7, 0)
     model, (x, y) = own_layers.network_at("mnist-vgg11", "trained")
     other = own_layers.with_batch_statistics(model)
     found = diagnose(other, layer_names(model)[7], (x[::2], y[::2]), F.cross_entropy)

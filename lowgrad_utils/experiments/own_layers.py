@@ -292,19 +292,20 @@ def layer_cell(network: str, state: str, depth: int, seed: int) -> dict[str, flo
     }
 
 
-def gauss_newton_cell(network: str, depth: int) -> dict[str, float]:
+def gauss_newton_cell(network: str, depth: int, seed: int) -> dict[str, float]:
     """Measure the Gauss-Newton share of a trained network's layer, on a tenth of the images.
 
     Args:
         network: As ``network_at`` has it.
         depth: Position of the layer among those that ``diagnose`` takes.
+        seed: Of the signs.
 
     Returns:
         ``gauss_newton`` and ``gauss_newton_null``, as ``Diagnosis`` has them.
     """
     model, (x, y) = network_at(network, "trained")
     layer = layer_names(model)[depth]
-    few = diagnose(model, layer, (x[::10], y[::10]), F.cross_entropy, gauss_newton=True)
+    few = diagnose(model, layer, (x[::10], y[::10]), F.cross_entropy, gauss_newton=True, seed=seed)
     return {"gauss_newton": few.gauss_newton, "gauss_newton_null": few.gauss_newton_null}
 
 
@@ -312,7 +313,7 @@ def gauss_newton_cells() -> tuple[Cell, ...]:
     """Return the cells: all layers of seven trained networks."""
     networks = [f"{data}-{kind}" for kind in ("vgg11", "resnet18") for data in _SETS]
     return tuple(
-        {"network": network, "depth": depth}
+        {"network": network, "depth": depth, "seed": 0}
         for network in (*networks, PATCHES)
         for depth in range(LAYERS[network.split("-")[1]])
     )
@@ -339,26 +340,28 @@ def with_batch_statistics(model: nn.Module) -> nn.Module:
     return other
 
 
-def batch_norm_cell(network: str, depth: int) -> dict[str, float]:
+def batch_norm_cell(network: str, depth: int, seed: int) -> dict[str, float]:
     """Diagnose a layer of a trained network as in training, where batch norm uses the batch.
 
     Args:
         network: As ``network_at`` has it.
         depth: Position of the layer among those that ``diagnose`` takes.
+        seed: Of the signs.
 
     Returns:
         What ``layer_cell`` returns of a single diagnosis, on every other image, as one batch.
     """
     model, (x, y) = network_at(network, "trained")
     layer = layer_names(model)[depth]
-    found = diagnose(with_batch_statistics(model), layer, (x[::2], y[::2]), F.cross_entropy)
+    other = with_batch_statistics(model)
+    found = diagnose(other, layer, (x[::2], y[::2]), F.cross_entropy, seed=seed)
     return _plain(found)
 
 
 def batch_norm_cells() -> tuple[Cell, ...]:
     """Return the cells: all layers of six networks but the last, which no batch norm follows."""
     return tuple(
-        {"network": f"{data}-{kind}", "depth": depth}
+        {"network": f"{data}-{kind}", "depth": depth, "seed": 0}
         for kind in ("vgg11", "resnet18")
         for data in _SETS
         for depth in range(LAYERS[kind] - 1)
