@@ -430,7 +430,7 @@ def size_cells() -> tuple[dict, ...]:
     """Build the grid over sizes: squared loss, NTK scaling, alpha = 0."""
     return tuple(
         {"d": d, "nu": nu, "activation": activation, "seed": seed}
-        for seed, d, activation, nu in product(range(12), SIZES, FEW, (0.125, 0.375))
+        for seed, d, activation, nu in product(range(24), SIZES, FEW, (0.125, 0.375))
     )
 
 
