@@ -136,6 +136,7 @@ class LossCurvature:
         _check_mode(model)
         self._model = model
         self._parameters = _chosen_parameters(model, parameters)
+        self._slots = _slots(model, self._parameters)
         first = next(iter(self._parameters.values()))
         self.dtype, self.device = first.dtype, first.device
         self.size = sum(p.numel() for p in self._parameters.values())
@@ -311,8 +312,9 @@ class LossCurvature:
     # --- the network as a function of theta -----------------------------------------------------
 
     def _forward(self, theta: dict[str, Tensor], inputs: Tensor) -> Tensor:
+        everywhere = {slot: theta[name] for slot, name in self._slots.items()}
         with _differentiable_attention():
-            return functional_call(self._model, theta, (inputs,))
+            return functional_call(self._model, everywhere, (inputs,), tie_weights=False)
 
     def _unflatten(self, vector: Tensor) -> dict[str, Tensor]:
         pieces = vector.split([p.numel() for p in self._parameters.values()])
@@ -621,6 +623,22 @@ def _chosen_parameters(model: nn.Module, names: Sequence[str] | None) -> dict[st
             "needed; call model.to(device)"
         )
     return {name: p.detach() for name, p in chosen.items()}
+
+
+def _slots(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
+    """Return every place of the named parameters, once for each module, with the name.
+
+    Left to itself, torch's ``functional_call`` exchanges a parameter once for each *name* of its
+    module. Of a module with two names it then puts its own tensor back, not the parameter.
+    """
+    own = dict(model.named_parameters())
+    by_identity = {id(own[name]): name for name in names}
+    return {
+        f"{prefix}.{key}" if prefix else key: by_identity[id(p)]
+        for prefix, module in model.named_modules()
+        for key, p in module._parameters.items()
+        if id(p) in by_identity
+    }
 
 
 def _gathered(data: Any) -> tuple[Tensor, Tensor]:

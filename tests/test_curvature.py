@@ -635,3 +635,25 @@ def test_data_that_cannot_be_used(name):
 def test_wrong_options(options, error, message):
     with pytest.raises(error, match=message):
         LossCurvature(nn.Linear(5, 3, dtype=FLOAT).eval(), (X, Y), **options)
+
+
+@pytest.mark.parametrize("tied", ["module", "weight"])
+def test_a_shared_layer_is_used_everywhere_and_stays(tied):
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.head = nn.Linear(5, 5), nn.Linear(5, 3)
+            self.second = self.first if tied == "module" else nn.Linear(5, 5)
+            self.second.weight = self.first.weight
+
+        def forward(self, x):
+            return self.head(torch.tanh(self.second(torch.tanh(self.first(x)))))
+
+    model = Shared().double().eval()
+    weight = model.first.weight
+    x = torch.randn(12, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y = torch.arange(12) % 3
+    own = LossCurvature(model, (x, y), parameters=["first.weight"]).gradient()
+    assert model.first.weight is weight and model.second.weight is weight
+    wanted = torch.autograd.grad(nn.functional.cross_entropy(model(x), y), weight)[0]
+    torch.testing.assert_close(own, wanted.flatten())
