@@ -524,6 +524,8 @@ def outlier_cells() -> tuple[dict[str, Any], ...]:
         *product(SIZES, [0.375], ["softplus"], ("angle=60", "angle=90", "offset", "network")),
         *product([1000], [0.375], ("relu", "silu", "elu", "tanh"), (*angles[::3], "angle=90")),
         *product([1000], [0.45], ["tanh"], ("angle=0", "angle=90")),
+        # Residues that know z (the second is a multiple of it): here even slopes share a vector.
+        *product([1000], [0.375], ["tanh"], ("network", "beta=0")),
     ]
     # Some series share cells; where z^T D_r z is zero in the mean, its scatter asks for more seeds.
     many = product(SIZES, [0.375], ["softplus"], ["angle=90"], range(4, 16))
