@@ -120,8 +120,8 @@ def test_feature_spikes_are_those_of_gaussian_samples():
 def test_functions_of_t_explain_themselves_and_smoothing_is_a_mean():
     t = torch.linspace(-2, 2, 50, dtype=FLOAT)
     v = t**2 - (t**2).mean()
-    assert one_step.explained_share(v, t, [t**2, t]) == pytest.approx(1)
-    assert one_step.explained_share(v, t, [t]) < 1e-10
+    assert one_step.explained_share(v, [t**2, t]) == pytest.approx(1)
+    assert one_step.explained_share(v, [t]) < 1e-10
     noise = torch.randn(200_000, generator=torch.Generator().manual_seed(0), dtype=FLOAT)
     expected = [float(torch.relu(0.7 * x + 0.5 * noise).mean()) for x in t[::10]]
     ours = one_step.smoothed(t, 0.7, 0.5, "relu")[::10]
@@ -185,6 +185,19 @@ def test_the_degree_cell_adds_up_squares():
         assert cell[name] == pytest.approx(float(column @ column), rel=1e-5)
 
 
+@pytest.mark.parametrize(("nu", "degree"), [(0.0, 1), (0.25, 2), (0.375, 2)])
+def test_expected_knowledge_is_the_mean_over_random_weights(nu, degree):
+    values = []
+    for seed in range(20):
+        p = one_step.problem(60, nu=nu, activation="softplus", seed=seed)
+        column = one_step.part_products(p.population, p.network.W, "softplus")[:, 2 + degree]
+        values.append(float(column @ column))
+    error = 3 * np.std(values) / math.sqrt(20)
+    expected = one_step.expected_knowledge(60, nu, degree, "softplus")
+    # w^T q is Gaussian up to 1/d, and the fourth power notices.
+    assert np.mean(values) == pytest.approx(expected, abs=error + 0.1 * expected)
+
+
 def test_compression_tunes_the_step_on_the_validation_sample():
     cell = one_step.compression_cell(
         40, 0.0, 0.0, "relu", "mean-field", "omega", 4.0, "rank-1", 1, 1
@@ -232,6 +245,8 @@ def test_mnist_without_a_step_is_random_features():
         (lambda: one_step.problem(40, target="nothing"), "target is 'nothing'"),
         (lambda: one_step.problem(40, ratio=0), "ratio is 0"),
         (lambda: one_step.problem(40, noise=-1), "noise is -1"),
+        (lambda: one_step.expected_knowledge(0, 0.25, 2), "d is 0"),
+        (lambda: one_step.expected_knowledge(60, 0.25, 0), "degree is 0"),
         (lambda: one_step.compressed(one_step.problem(40).parts, "rank-x"), "rule is 'rank-x'"),
         (lambda: one_step.descended(one_step.problem(40), 1.0, "full", 0), "steps is 0"),
         (lambda: one_step.predict_weight_spikes(one_step.problem(40), -1), "eta is -1"),

@@ -283,7 +283,7 @@ def compressed(parts: Decomposition, rule: str) -> Tensor:
     Raises:
         ValueError: If the rule is unknown.
 
-    Source: Zhao et al., GaLore (2024) keep leading singular directions of the gradient.
+    Source: GaLore (Zhao et al., 2024) projects gradients onto leading singular directions.
 
     Example:
         >>> parts = problem(40).parts
@@ -379,7 +379,7 @@ class WeightSpikes(NamedTuple):
 
 
 def predict_weight_spikes(p: Problem, eta: float) -> WeightSpikes:
-    """Predict the spikes of W1 = W0 - (eta/gamma) G^T from G's right factors and W0's bulk.
+    """Predict the spikes of W1 = W0 - (eta/gamma) G^T from its products with G's right factors.
 
     Let V be an orthonormal basis of span{a o mu, v_S2}, the right factors of S1 + S12 + S2, and
     K = W1^T V (d x 2). The rest W1^T (I - V V^T) is taken for independent entries of variance
@@ -476,6 +476,38 @@ def part_products(population: Population, W: Tensor, activation: str) -> Tensor:
     return torch.stack(columns, dim=1)
 
 
+def expected_knowledge(d: float, nu: float, degree: int, activation: str = "relu") -> float:
+    """Compute the mean over random weights of |E sigma(W x) he_k(t)|^2, t along the spike q.
+
+    For w^T q = g / sqrt(d), g ~ N(0, 1), a row has s^2 = 1 + zeta^2 g^2 / d and the correlation
+    rho = sqrt((1 + zeta^2) / d) g / s with t; m E_g alpha_k(s)^2 rho^2k is left (alpha = 0,
+    zeta = n^nu, n = 4 d, m = 1.25 d as in ``degree_cell``).
+
+    Args:
+        d: Number of features; need not be whole, and may be huge.
+        nu: Spike exponent.
+        degree: k, at least 1.
+        activation: A key of ``ACTIVATIONS``.
+
+    Raises:
+        ValueError: If a number is out of range or the activation is unknown.
+
+    Example:
+        >>> values = [expected_knowledge(d, 0.25, 1) for d in (1e8, 1e10)]
+        >>> round(math.log(values[1] / values[0], 100), 2)  # 1 + k (2 nu - 1)
+        0.5
+    """
+    d, nu = checks.positive("d", d), checks.nonnegative("nu", nu)
+    g = torch.linspace(-9, 9, 361, dtype=torch.float64)
+    weights = torch.exp(-g.square() / 2)
+    weights /= weights.sum()
+    strength = (4.0 * d) ** (2 * nu)
+    s = (1 + strength * g.square() / d).sqrt()
+    known = hermite_series(activation, s, degree).coefficients[:, degree]
+    rho = math.sqrt((1 + strength) / d) * g / s
+    return float(PSI_2 * d * weights @ (known * rho**degree).square())
+
+
 def population_covariance(population: Population, W: Tensor, activation: str) -> Tensor:
     """Compute the covariance of the features over the population, m x m.
 
@@ -512,15 +544,14 @@ def predict_feature_spikes(covariance: Tensor, n: int, count: int = 3) -> Tensor
     return values
 
 
-def explained_share(v: Tensor, t: Tensor, shapes: Iterable[Tensor]) -> float:
-    """Compute the share of a centred vector that functions of t explain, by least squares.
+def explained_share(v: Tensor, shapes: Iterable[Tensor]) -> float:
+    """Compute the share of a centred vector that some functions explain, by least squares.
 
     Args:
         v: A vector over examples.
-        t: Their positions, which only give the number of examples.
-        shapes: The functions' values at t, one vector each; the constant is added.
+        shapes: The functions' values there, one vector each; the constant is added.
     """
-    columns = torch.stack([torch.ones_like(t), *shapes], dim=1)
+    columns = torch.stack([torch.ones_like(v), *shapes], dim=1)
     basis = torch.linalg.qr(columns).Q
     return float((basis.T @ v).square().sum() / v.square().sum())
 
@@ -741,7 +772,7 @@ def _feature_values(p: Problem, W: Tensor, covariance: Tensor) -> dict[str, floa
     variance = float((W * p.population.covariance_times(W.T).T).sum()) / m
     spread = math.sqrt(max(variance - shift**2, 1e-12))
     shapes = [smoothed(t, sign * shift, spread, sigma) for sign in (1, -1)]
-    values |= {f"shape_{k + 1}": explained_share(U[:, k], t, shapes) for k in range(2)}
+    values |= {f"shape_{k + 1}": explained_share(U[:, k], shapes) for k in range(2)}
     return values
 
 
@@ -831,8 +862,9 @@ class QuadraticShares(NamedTuple):
 def quadratic_shares(p: Problem, W: Tensor) -> QuadraticShares:
     """Split the learnt share of he_2(omega^T x) by omega = rho u + sqrt(1 - rho^2) v.
 
-    For an isotropic bulk without spike, he_2(omega^T x) is the sum of the three functions that
-    ``QuadraticShares`` names; the share of each is E f p / theta over the test sample.
+    For an isotropic bulk and no spike to speak of, he_2(omega^T x) is the sum of the three
+    functions that ``QuadraticShares`` names; the share of each is E f p / theta over the test
+    sample.
 
     Args:
         p: A problem with alpha = 0, nu = 0 and a target that is quadratic in omega^T x.
