@@ -22,10 +22,13 @@ def assignments():
 @pytest.fixture(scope="session")
 def graders(assignments):
     """A grader for each assignment; the process behind it starts with the first submission."""
+    import confine
     import grade
     import views
     from course_examples import LIMITS
 
+    if confine.missing():  # said aloud: on such a system grading stops with the same words
+        pytest.skip(f"grading needs {confine.missing()}")
     made = {
         name: grade.Grader(views.autograder(assignment), limits=LIMITS)
         for name, assignment in assignments.items()

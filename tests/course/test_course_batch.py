@@ -211,7 +211,7 @@ def test_error_of_the_grading_itself_stops_nothing(batch, monkeypatch):
     assert _rows(out)["ben.ipynb"]["total"] == "29"
 
 
-def test_runner_that_dies_is_started_again(assignments):
+def test_runner_that_dies_is_started_again(assignments, graders):
     with grade.Grader(views.autograder(assignments[NAME]), limits=LIMITS) as grader:
         one = grade.Submission("ada", views.as_file(answers_only(assignments[NAME])))
         assert grader.grade(one)["status"] == "graded"
