@@ -312,8 +312,9 @@ def diagnose(
     """Split the weight gradient G = X^T Delta of a linear or convolutional layer, and measure it.
 
     Data are gone through once, forwards and backwards. The model is left as it is: its gradients,
-    its mode, its buffers. The bias is no part of G. Inputs are not centred, since G is made of X
-    itself: in most layers q is close to the mean input (``mean_alignment`` says how close).
+    its mode, its buffers; so are torch's random numbers. The bias is no part of G. Inputs are not
+    centred, since G is made of X itself: in most layers q is close to the mean input
+    (``mean_alignment`` says how close).
 
     Rows of X and Delta are not kept: with mu = |mu| v, r = Delta v / |mu| and z = X q / zeta, the
     pieces are S1 = (I - q q^T) G v v^T, S12 = q q^T G v v^T, S2 = q q^T G (I - v v^T) and
@@ -322,7 +323,9 @@ def diagnose(
     Args:
         model: Any module in evaluation mode, on any device.
         layer: Name of the layer, see ``layer_names``, or the module itself. A layer that is called
-            several times in a pass has the rows of all its calls.
+            several times in a pass has the rows of all its calls. The first dimension of what it
+            gets is over the examples, or examples times windows; of a linear layer another one may
+            be, if it has their number.
         data: A pair (inputs, targets), or an iterable of such pairs, as a DataLoader. The first
             dimension is over the examples.
         loss: Maps the model's output and the targets to the mean loss of a batch, such as
@@ -337,8 +340,9 @@ def diagnose(
     Raises:
         TypeError: If an argument is of the wrong type, or dtypes do not fit.
         ValueError: If the layer is unknown, of another kind, not called, or gets no gradient; if
-            the model is in train mode; if data are empty or a single example; if anything is NaN
-            or infinite; or if it takes more than ``memory``.
+            its weight is used elsewhere, too; if the model or the loss fails, or the model is in
+            train mode; if data are empty or a single example; if anything is NaN or infinite; or if
+            it takes more than ``memory``.
 
     Source: the pieces are those of Low Rank Gradients, Section 3; their estimates are ours.
 
@@ -351,31 +355,35 @@ def diagnose(
     """
     name, module = _found(model, layer)
     _check_model(model)
-    if not callable(loss):
-        raise TypeError(f"loss is a {type(loss).__name__}, but a function of (output, targets)")
-    if getattr(loss, "reduction", "mean") != "mean":
-        raise ValueError(f"loss has reduction {loss.reduction!r}, but 'mean' is needed")
+    _check_loss(loss)
+    for option, value in (("centre", centre), ("gauss_newton", gauss_newton)):
+        if not isinstance(value, bool):
+            raise TypeError(f"{option} is {value!r}, but True or False is needed")
     draws = checks.positive_integer("draws", draws)
     limit = 1e9 * checks.positive("memory", memory)
     stream = checks.random_stream(seed, "signs")
 
     sums, batches = None, []
-    for inputs, targets in _batches(data, model):
-        calls = _signals(model, module, name, inputs, targets, loss)
-        if sums is None:
-            sums = _Sums(_checked_rows(module, name, *calls[0]), draws, limit)
-        sums.examples += len(inputs)
-        for x, delta in calls:
+    with _as_it_was(model):
+        for inputs, targets in _batches(data, model):
+            calls, whole = _signals(model, module, name, inputs, targets, loss)
+            if sums is None:
+                sums = _Sums(_checked_rows(module, name, *calls[0]), draws, limit)
             # Mean losses of batches are weighted by their sizes; the division by n comes last.
-            sums.add(module, x, delta * len(inputs), stream)
-        if gauss_newton:
-            batches.append((inputs, targets))
-    _check_sums(sums, name)
-    G, *signed = sums.products / sums.examples
+            calls = [(x, delta * len(inputs)) for x, delta in calls]
+            sums.add(module, _by_example(module, name, calls, len(inputs)), len(inputs), stream)
+            if whole is not None:
+                sums.whole += len(inputs) * whole.flatten(1).T.to(sums.whole)
+            if gauss_newton:
+                batches.append((inputs, targets))
+        _check_sums(sums, name)
+        if whole is not None:
+            _check_whole(sums, name)
+        G, *signed = sums.products / sums.examples
+        shares = _gauss_newton_shares(model, module, name, batches, [G, *signed], memory)
     q, values, _ = sums.inputs.leading("inputs of the layer", centre=centre)
     v, _, signal_share = sums.signals.leading("signals")
     mean = sums.inputs.mean
-    shares = _gauss_newton_shares(model, module, name, batches, [G, *signed], memory)
     return Diagnosis(
         layer=name,
         kind=type(module).__name__,
@@ -417,7 +425,7 @@ class _Sums:
 
     def __init__(self, rows: tuple[Tensor, Tensor], draws: int, limit: float):
         d, m = (part.shape[1] for part in rows)
-        needed = 8 * (d * m * (draws + 1) + d**2 + m**2)
+        needed = 8 * (d * m * (draws + 2) + d**2 + m**2)
         if needed > limit:
             raise ValueError(
                 f"a layer of {d} inputs and {m} outputs takes {needed / 1e9:.3g} GB, but memory is "
@@ -427,13 +435,29 @@ class _Sums:
         device = "cpu" if rows[0].device.type == "mps" else rows[0].device
         self.products = torch.zeros(draws + 1, d, m, dtype=torch.float64, device=device)
         self.inputs, self.signals = _Gram(self.products[0, :, 0]), _Gram(self.products[0, 0])
-        self.examples = 0
+        # The weight's gradient as autograd has it, to be compared.
+        self.whole = torch.zeros_like(self.products[0])
+        self.examples, self.rounding = 0, 0.0
 
-    def add(self, module: nn.Module, x: Tensor, delta: Tensor, stream: torch.Generator) -> None:
-        """Add one call of the layer, a few of its entries at a time."""
-        draws, d, m = self.products.shape
-        signs = 2.0 * torch.randint(0, 2, (draws, len(x)), generator=stream, device="cpu") - 1
+    def add(
+        self,
+        module: nn.Module,
+        calls: list[tuple[Tensor, Tensor]],
+        n: int,
+        stream: torch.Generator,
+    ) -> None:
+        """Add the layer's calls on n examples, whose signs are the same in all of them."""
+        draws = len(self.products)
+        signs = 2.0 * torch.randint(0, 2, (draws, n), generator=stream, device="cpu") - 1
         signs[0] = 1
+        self.examples += n
+        for x, delta in calls:
+            self.rounding = max(self.rounding, _rounding(delta))
+            self._add(module, x, delta, signs.repeat_interleave(len(x) // n, dim=1))
+
+    def _add(self, module: nn.Module, x: Tensor, delta: Tensor, signs: Tensor) -> None:
+        """Add one call, a few of its entries at a time."""
+        _, d, m = self.products.shape
         positions = delta.numel() // (len(x) * m)
         size = max(1, int(_CHUNK_BYTES / (8 * (d + m) * positions)))
         for part, back, sign in zip(x.split(size), delta.split(size), signs.split(size, dim=1)):
@@ -449,6 +473,11 @@ class _Sums:
                 product.addmm_(X.T, row[:, None] * Delta)
             self.inputs.add(X)
             self.signals.add(Delta)
+
+
+def _rounding(rows: Tensor) -> float:
+    """Return the relative size of rounding; a GPU may multiply float32 with 10 bits (TF32)."""
+    return max(torch.finfo(rows.dtype).eps, 2.0**-10 if rows.device.type == "cuda" else 0.0)
 
 
 class _Gram:
@@ -493,10 +522,24 @@ def _check_sums(sums: _Sums | None, name: str) -> None:
             "data has 1 example, but at least 2 are needed: the gradient of one says nothing of "
             "what examples share"
         )
-    if not torch.isfinite(sums.products.sum()):
-        raise ValueError(f"the gradient of layer {name!r} has NaN or infinite entries")
+    all_sums = (sums.products, sums.inputs.matrix, sums.signals.matrix)
+    if not all(torch.isfinite(part.sum()) for part in all_sums):
+        raise ValueError(
+            f"the gradient of layer {name!r}, or the square of its inputs or signals, is infinite; "
+            "rescale the data or the loss"
+        )
     if not sums.products[0].any():
         raise ValueError(f"the gradient of layer {name!r} is zero: no signal comes back to it")
+
+
+def _check_whole(sums: _Sums, name: str) -> None:
+    # Signs leave the scale of rounding where contributions of examples cancel.
+    scale = max(float(product.norm()) for product in sums.products)
+    if float((sums.products[0] - sums.whole).norm()) > sums.rounding**0.5 * scale:
+        raise ValueError(
+            f"the weight of layer {name!r} is used elsewhere, too, or changed on its way, so that "
+            "the gradient in it is not X^T Delta of the layer's calls"
+        )
 
 
 # --- the layer's rows -----------------------------------------------------------------------------
@@ -525,8 +568,11 @@ def _patches(module: nn.Module, x: Tensor) -> Tensor:
 
 def _signals(
     model: nn.Module, module: nn.Module, name: str, inputs: Tensor, targets: Any, loss: Loss
-) -> list[tuple[Tensor, Tensor]]:
-    """Return the layer's input and dl/d(output) for each of its calls on a batch."""
+) -> tuple[list[tuple[Tensor, Tensor]], Tensor | None]:
+    """Return the layer's input and dl/d(output) for each of its calls on a batch, and dl/dW.
+
+    The latter is None if the weight is frozen, or no parameter but computed from some.
+    """
     seen: list[tuple[Tensor, Tensor]] = []
 
     def note(_module, args, kwargs, output):
@@ -538,34 +584,98 @@ def _signals(
         return output + probe
 
     with torch.inference_mode(False), torch.enable_grad(), _layer_by_layer():
-        handle = module.register_forward_hook(note, with_kwargs=True)
+        # First of all hooks: others may change the output.
+        handle = module.register_forward_hook(note, with_kwargs=True, prepend=True)
         try:
-            output = model(inputs)
+            output = _tried(f"the model fails on {_described(inputs)}", model, inputs)
         finally:
             handle.remove()
-        value = loss(output, targets)
-        _check_loss(value)
+        given = f"{_described(output)} (output) and {_described(targets)} (targets)"
+        value = _tried(f"loss fails on {given}", loss, output, targets)
+        _check_value(value)
         if not seen:
             raise ValueError(
                 f"layer {name!r} is not called as a module on these data (MultiheadAttention, for "
                 "one, takes the weights of its out_proj itself), so its inputs are not seen"
             )
         probes = [probe for _, probe in seen]
+        parameter = module._parameters.get("weight")
+        weights = [parameter] if parameter is not None and parameter.requires_grad else []
         deltas: tuple = (None,)
         if value.requires_grad:
-            deltas = torch.autograd.grad(value, probes, allow_unused=True)
-    if any(delta is None for delta in deltas):
+            deltas = torch.autograd.grad(value, [*probes, *weights], allow_unused=True)
+    if any(delta is None for delta in deltas[: len(probes)]):
         raise ValueError(
             f"no gradient reaches layer {name!r}: the loss does not depend on its output, or a "
             "detach() or no_grad() lies between"
         )
-    return [(_batched(module, x), _batched(module, d)) for (x, _), d in zip(seen, deltas)]
+    calls = [(_batched(module, x), _batched(module, d)) for (x, _), d in zip(seen, deltas)]
+    return calls, deltas[-1] if weights else None
+
+
+def _by_example(
+    module: nn.Module, name: str, calls: list[tuple[Tensor, Tensor]], n: int
+) -> list[tuple[Tensor, Tensor]]:
+    """Return the calls with n entries each, or a multiple, those of an example in a row."""
+    moved = [_examples_first(module, x, delta, n) for x, delta in calls]
+    if all(len(x) % n == 0 for x, _ in moved):
+        return moved
+    # Examples that the model goes through one by one, or a few at a time.
+    shapes = {(x.shape[1:], delta.shape[1:]) for x, delta in calls}
+    if len(shapes) == 1 and sum(len(x) for x, _ in calls) % n == 0:
+        return [tuple(torch.cat(parts) for parts in zip(*calls))]
+    raise ValueError(
+        f"layer {name!r} gets inputs of shape {tuple(calls[0][0].shape)} for {n} examples, but "
+        "their first dimension must be over the examples"
+    )
+
+
+def _examples_first(module: nn.Module, x: Tensor, delta: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """Move the examples to the front of a linear layer's inputs where tokens come first."""
+    if isinstance(module, nn.Linear) and len(x) != n and n in x.shape[1:-1]:
+        axis = x.shape.index(n, 1)
+        return x.movedim(axis, 0), delta.movedim(axis, 0)
+    return x, delta
+
+
+def _tried(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return function(*arguments)
+    except Exception as error:
+        line = str(error).partition("\n")[0]
+        raise ValueError(f"{what}: {line or type(error).__name__}") from error
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)} and {value.dtype}"
+    return f"a {type(value).__name__}"
 
 
 def _batched(module: nn.Module, x: Tensor) -> Tensor:
     """Return x with a dimension for the examples, which layers admit to be left out."""
     alone = 1 if isinstance(module, nn.Linear) else len(module.kernel_size) + 1
     return x[None] if x.ndim == alone else x
+
+
+@contextmanager
+def _as_it_was(model: nn.Module) -> Iterator[None]:
+    """Put back what a pass, or a loader that shuffles, may change: buffers and random numbers."""
+    kept = [
+        (module._buffers, key, buffer, buffer.clone())
+        for module in model.modules()
+        for key, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+    device = next(model.parameters()).device
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        try:
+            yield
+        finally:
+            for buffers, key, buffer, value in kept:
+                buffers[key] = buffer
+                if not torch.equal(buffer, value):
+                    buffer.copy_(value)
 
 
 @contextmanager
@@ -620,7 +730,7 @@ def _found(model: nn.Module, layer: str | nn.Module) -> tuple[str, nn.Module]:
     """Return name and module of the layer, if it is one that can be diagnosed."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}, but a torch.nn.Module is needed")
-    modules = dict(model.named_modules())
+    modules = dict(model.named_modules(remove_duplicate=False))
     if isinstance(layer, nn.Module):
         name = next((key for key, module in modules.items() if module is layer), None)
         if name is None:
@@ -635,7 +745,20 @@ def _found(model: nn.Module, layer: str | nn.Module) -> tuple[str, nn.Module]:
     refusal = _refusal(modules[name])
     if refusal is not None:
         raise ValueError(f"layer {name!r} {refusal}; {_suggestion(name, names)}")
+    _check_untied(model, modules[name], name)
     return name, modules[name]
+
+
+def _check_untied(model: nn.Module, module: nn.Module, name: str) -> None:
+    weight = module._parameters.get("weight")
+    for other, part in model.named_modules():
+        if part is module or weight is None:
+            continue
+        if any(p is weight for p in part._parameters.values()):
+            raise ValueError(
+                f"the weight of layer {name!r} is also that of {other!r}, so that its gradient is "
+                "not X^T Delta of one of them; give one of them a copy"
+            )
 
 
 def _suggestion(name: str, names: list[str]) -> str:
@@ -661,6 +784,11 @@ def _refusal(module: nn.Module) -> str | None:
 
 
 def _check_model(model: nn.Module) -> None:
+    if any(parameter.is_inference() for parameter in model.parameters()):
+        raise ValueError(
+            "the model was built or loaded in torch.inference_mode(), so that it has no gradients; "
+            "build it outside"
+        )
     for name, module in model.named_modules():
         if module.training:
             where = f"the model's module {name!r}" if name else "the model"
@@ -678,8 +806,8 @@ def _checked_rows(module: nn.Module, name: str, x: Tensor, delta: Tensor) -> tup
         own = X.double() @ module.weight.detach().double().flatten(1).T
         if module.bias is not None:
             own = own + module.bias.detach().double()
-    rounding = torch.finfo(Y.dtype)
-    if float((Y.double() - own).norm()) > rounding.eps**0.5 * float(own.norm()) + rounding.tiny:
+    least = torch.finfo(Y.dtype).tiny
+    if float((Y.double() - own).norm()) > _rounding(Y) ** 0.5 * float(own.norm()) + least:
         raise ValueError(
             f"layer {name!r}, a {type(module).__name__}, does not compute x W^T + b with its "
             "weight and bias, so that its gradient is not X^T Delta"
@@ -687,7 +815,18 @@ def _checked_rows(module: nn.Module, name: str, x: Tensor, delta: Tensor) -> tup
     return _rows_of(module, x[:1], delta[:1])
 
 
-def _check_loss(value: Any) -> None:
+def _check_loss(loss: Any) -> None:
+    if isinstance(loss, type):
+        raise TypeError(
+            f"loss is the class {loss.__name__}, but an instance is needed: {loss.__name__}()"
+        )
+    if not callable(loss):
+        raise TypeError(f"loss is a {type(loss).__name__}, but a function of (output, targets)")
+    if getattr(loss, "reduction", "mean") != "mean":
+        raise ValueError(f"loss has reduction {loss.reduction!r}, but 'mean' is needed")
+
+
+def _check_value(value: Any) -> None:
     if not isinstance(value, Tensor):
         raise TypeError(
             f"loss returns a {type(value).__name__}, but a tensor with one number is needed"
@@ -696,6 +835,8 @@ def _check_loss(value: Any) -> None:
         raise ValueError(
             f"loss returns shape {tuple(value.shape)}, but one number is needed: average it"
         )
+    if not value.is_floating_point():
+        raise TypeError(f"loss returns {value.dtype}, but a floating-point number is needed")
     if not torch.isfinite(value):
         raise ValueError(f"the loss is {value.item()}; look at the data and the weights")
 
@@ -705,7 +846,7 @@ def _batches(data: Any, model: nn.Module) -> Iterator[tuple[Tensor, Any]]:
     wanted = "a pair (inputs, targets), or batches of such pairs as from a DataLoader, are needed"
     if isinstance(data, Tensor | str) or not isinstance(data, Iterable):
         raise TypeError(f"data is a {type(data).__name__}, but {wanted}")
-    pair = isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[0], Tensor)
+    pair = isinstance(data, tuple | list) and len(data) == 2 and hasattr(data[0], "dtype")
     first = next(model.parameters())  # there is one: the layer's
     for batch in [data] if pair else data:
         if not (isinstance(batch, tuple | list) and len(batch) == 2):
@@ -726,8 +867,12 @@ def _batches(data: Any, model: nn.Module) -> Iterator[tuple[Tensor, Any]]:
                 f"inputs have dtype {inputs.dtype}, but the model's parameters have {first.dtype}; "
                 "convert one of them, as in model.double() or inputs.float()"
             )
-        yield inputs.to(first.device), _moved(targets, first.device)
+        yield _moved(inputs, first.device), _moved(targets, first.device)
 
 
-def _moved(targets: Any, device: torch.device) -> Any:
-    return targets.to(device) if isinstance(targets, Tensor) else targets
+def _moved(part: Any, device: torch.device) -> Any:
+    if not isinstance(part, Tensor):
+        return part
+    # What was made in inference mode cannot be differentiated through, but copied.
+    with torch.inference_mode(False):
+        return (part.clone() if part.is_inference() else part).to(device)

@@ -316,11 +316,114 @@ def test_the_model_is_left_as_it_was():
     def broken(output, targets):
         raise RuntimeError("mine")
 
-    with pytest.raises(RuntimeError, match="mine"):
+    with pytest.raises(ValueError, match=r"loss fails on .*torch.int64 \(targets\): mine"):
         diagnose(model, "0", (x, LABELS), broken)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(ValueError, match=r"the model fails on a tensor of shape \(30, 3, 3, 3\)"):
         diagnose(model, "0", (x[:, :, :3, :3], LABELS), CROSS_ENTROPY)
+    shuffled = DataLoader(TensorDataset(x, LABELS), batch_size=8, shuffle=True)
+    diagnose(model, "0", shuffled, CROSS_ENTROPY)
     _same(before, _state(model))
+
+
+def test_buffers_that_a_pass_changes_are_put_back():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(8, 4)
+            self.register_buffer("calls", torch.zeros(()))
+            self.register_buffer("last", torch.zeros(3))
+
+        def forward(self, x):
+            self.calls += 1
+            self.last = x.mean(0) + torch.randn(8, dtype=x.dtype)
+            return self.layer(x)
+
+    model = seeded(Counting)
+    last, before = model.last, _state(model)
+    diagnose(model, "layer", (X, LABELS), CROSS_ENTROPY)
+    _same(before, _state(model))
+    assert model.last is last
+
+
+def test_hooks_that_are_there_keep_their_effect():
+    model = mlp()
+    model[0].register_forward_hook(lambda module, inputs, output: 3 * output)
+    model[0].register_forward_pre_hook(lambda module, inputs: (inputs[0] + 1,))
+    found = diagnose(model, "0", (X, LABELS), CROSS_ENTROPY)
+    wanted = autograd_gradient(model, model[0].weight, X, LABELS)
+    torch.testing.assert_close(found.G, wanted, rtol=1e-12, atol=1e-15)
+    torch.testing.assert_close(found.mean_input, X.mean(0) + 1)
+
+
+class Tied(nn.Module):
+    def __init__(self, how):
+        super().__init__()
+        self.first, self.head, self.how = nn.Linear(8, 8), nn.Linear(8, 4), how
+        self.second = self.first if how == "module" else nn.Linear(8, 8)
+        if how == "weight":
+            self.second.weight = self.first.weight
+
+    def forward(self, x):
+        h = self.second(torch.tanh(self.first(x)))
+        return self.head(h @ self.first.weight if self.how == "function" else torch.tanh(h))
+
+
+def test_a_weight_that_is_used_elsewhere_is_refused_and_a_layer_of_two_names_is_not():
+    model = seeded(lambda: Tied("module"))
+    weight = model.first.weight
+    for name, overlap in (("first", True), ("second", False)):
+        found = diagnose(model, name, (X, LABELS), CROSS_ENTROPY, gauss_newton=overlap)
+        wanted = autograd_gradient(model, weight, X, LABELS)
+        torch.testing.assert_close(found.G, wanted, rtol=1e-12, atol=1e-15)
+        assert model.first.weight is weight
+    with pytest.raises(ValueError, match="weight of layer 'first' is also that of 'second'"):
+        diagnose(seeded(lambda: Tied("weight")), "first", (X, LABELS), CROSS_ENTROPY)
+    with pytest.raises(ValueError, match="weight of layer 'first' is used elsewhere"):
+        diagnose(seeded(lambda: Tied("function")), "first", (X, LABELS), CROSS_ENTROPY)
+
+
+@pytest.mark.parametrize("order", ["tokens first", "merged", "one by one", "twice"])
+def test_signs_are_those_of_examples_however_they_come(order):
+    class Layout(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.head = nn.Linear(8, 8), nn.Linear(8, 4)
+
+        def forward(self, x):
+            if order == "tokens first":
+                h = self.layer(x.transpose(0, 1)).transpose(0, 1)
+            elif order == "merged":
+                h = self.layer(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+            elif order == "one by one":
+                h = torch.stack([self.layer(tokens) for tokens in x])
+            else:
+                h = self.layer(self.layer(x))
+            return self.head(torch.tanh(h).mean(1))
+
+    x = random(3, 5, 8)
+    model = seeded(Layout)
+    found = diagnose(model, "layer", (x, LABELS[:3]), CROSS_ENTROPY, draws=40)
+    # Three examples have four relative signs.
+    norms = {round(norm, 12) for norm in found.null_norms}
+    assert len(norms) == 4
+    each = [autograd_gradient(model, model.layer.weight, x[[i]], LABELS[[i]]) / 3 for i in range(3)]
+    signs = [(1, a, b) for a in (1, -1) for b in (1, -1)]
+    Q, V = (torch.eye(8) - torch.outer(u, u) for u in (found.q, found.v))
+    wanted = {operator_norm(Q @ sum(s * g for s, g in zip(row, each)) @ V) for row in signs}
+    assert sorted(norms) == pytest.approx(sorted(wanted))
+
+
+def test_a_layer_without_examples_in_front_is_refused():
+    class Positions(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.head = nn.Linear(8, 8), nn.Linear(8, 4)
+
+        def forward(self, x):
+            return self.head(x + torch.tanh(self.layer(X[:7])).mean(0))
+
+    with pytest.raises(ValueError, match=r"gets inputs of shape \(7, 8\) for 30 examples"):
+        diagnose(seeded(Positions), "layer", (X, LABELS), CROSS_ENTROPY)
 
 
 def test_frozen_weights_and_changes_in_place_do_not_matter():
@@ -507,6 +610,10 @@ def test_quantised_lazy_and_overridden_layers_are_refused():
         ([({"x": X}, LABELS)], TypeError, "inputs that are a dict, but a tensor is needed"),
         ((X.float(), LABELS), TypeError, "inputs have dtype torch.float32, but the model's param"),
         ((X * math.nan, LABELS), ValueError, "the loss is nan"),
+        ((X.numpy(), LABELS.numpy()), TypeError, "inputs that are a ndarray, but a tensor"),
+        ((X.long(), LABELS), ValueError, "the model fails on a tensor .* torch.int64: mat1"),
+        ((X, LABELS.double()), ValueError, "loss fails on .*float64 .targets.: expected"),
+        ((1e200 * X, LABELS), ValueError, "square of its inputs or signals, is infinite"),
     ],
 )
 def test_data_that_will_not_do_are_named(data, error, line):
@@ -523,6 +630,9 @@ def test_data_that_will_not_do_are_named(data, error, line):
         (lambda f, y: 1.0, TypeError, "loss returns a float, but a tensor"),
         (lambda f, y: f.sum() * 0, ValueError, "the gradient of layer '0' is zero|all zero"),
         (lambda f, y: f.detach().sum(), ValueError, "no gradient reaches layer '0'"),
+        (nn.CrossEntropyLoss, TypeError, r"loss is the class .* is needed: CrossEntropyLoss\(\)"),
+        (lambda f, y: (f + 0j).sum(), TypeError, "loss returns torch.complex128"),
+        (lambda f: f.sum(), ValueError, "loss fails on a tensor .* takes 1 positional argument"),
     ],
 )
 def test_losses_that_will_not_do_are_named(loss, error, line):
@@ -540,6 +650,8 @@ def test_other_arguments_are_checked():
         diagnose(model, "0", data, CROSS_ENTROPY, draws=0)
     with pytest.raises(ValueError, match=r"takes 3.*e-06 GB, but memory is 1e-06"):
         diagnose(model, "0", data, CROSS_ENTROPY, memory=1e-6)
+    with pytest.raises(TypeError, match="gauss_newton is 'no', but True or False is needed"):
+        diagnose(model, "0", data, CROSS_ENTROPY, gauss_newton="no")
     model[1].train()
     with pytest.raises(ValueError, match=r"module '1' is in train mode.*call model.eval\(\) first"):
         diagnose(model, "0", data, CROSS_ENTROPY)
