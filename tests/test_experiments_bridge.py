@@ -247,3 +247,22 @@ def test_last_layer_is_that_of_the_curvature_module():
     torch.testing.assert_close(gradient, at.gradient())
     with pytest.raises(ValueError, match="no linear layer"):
         bridge.last_layer(torch.nn.Tanh(), x, labels)
+
+
+def test_random_signs_leave_the_share_of_the_examples_squares():
+    X, groups = bridge.gaussian_mixture(12, 20, 3, 4.0, seed=1)
+    W, A = bridge.random_classifier(20, 15, 3, scaling="ntk", seed=1)
+    step = next(bridge.classifier_steps(X, groups, W, A, activation="tanh"))
+    modes, own = step.jacobian.modes, torch.eye(12, dtype=FLOAT).repeat_interleave(3, 1)
+    # One example alone keeps its share, whatever its sign.
+    alone = own[0] * step.residue
+    single = bridge.Step(0, step.jacobian, alone)
+    assert bridge.share_with_signs(single, 2) == pytest.approx(float(modes.shares(alone)[1]))
+    # Over many draws cross terms cancel and the examples' squares are left.
+    squares = sum(modes.components(row * step.residue).square() for row in own)
+    expected = float(squares[:6].sum() / squares.sum())
+    found = bridge.share_with_signs(step, 6, draws=300)
+    assert found == pytest.approx(expected, abs=0.03)
+    assert abs(float(modes.shares(step.residue)[5]) - expected) > 0.1
+    with pytest.raises(ValueError, match="draws is 0"):
+        bridge.share_with_signs(step, 6, draws=0)

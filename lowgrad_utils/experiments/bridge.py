@@ -7,7 +7,7 @@ images.
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import count, product
 from typing import Any, NamedTuple
 
 import torch
@@ -436,7 +436,7 @@ def regression_steps(
     checks.vector("y", y, length=len(checks.matrix("X", X, columns=network.W.shape[1])))
     step, a, sigma = checks.positive("step", step), network.gamma * network.a, network.sigma
     W, largest = network.W.clone(), None
-    for epoch in _counter():
+    for epoch in count():
         h = X @ W.T
         jacobian = LayerJacobian(X, a * sigma.derivative(h), len(X))
         residue = sigma.value(h) @ a - y
@@ -517,13 +517,6 @@ def training_cells() -> tuple[dict[str, Any], ...]:
         dict(d=320, nu=nu, activation=name, scaling=scaling, step=step, drop=drop, seed=seed)
         for seed, (nu, name, scaling, (step, drop)) in product(range(8), series)
     )
-
-
-def _counter() -> Iterator[int]:
-    epoch = 0
-    while True:
-        yield epoch
-        epoch += 1
 
 
 # --- C logits -----------------------------------------------------------------------------------
@@ -634,7 +627,7 @@ def classifier_steps(
         ValueError: If shapes do not fit or ``eta`` is not positive.
     """
     eta = checks.positive("eta", eta) * len(A) / float(A.square().sum())
-    for epoch in _counter():
+    for epoch in count():
         jacobian, p = softmax_jacobian(X, W, A, activation=activation)
         residue = softmax_residue(p, labels)
         accuracy = float((p.argmax(1) == labels).double().mean())
@@ -898,6 +891,26 @@ def images_cells() -> tuple[dict[str, Any], ...]:
     rows = [dict(zip(names, (*row, "relu", 0))) for row in series]
     rows += [dict(zip(names, (name, True, "groups", "relu", 20))) for name in ("mnist", "cifar10")]
     return tuple({**row, "seed": seed} for seed, row in product(range(3), rows))
+
+
+def share_with_signs(step: Step, k: int, *, draws: int = 20, seed: int = 0) -> float:
+    """Return the mean share in the k leading directions if examples get random signs.
+
+    Args:
+        step: The state of a classifier or of a scalar network.
+        k: Number of directions.
+        draws: Number of draws of signs.
+        seed: Seed of the signs.
+
+    Raises:
+        ValueError: If k or the number of draws is not a whole number of at least one.
+    """
+    n, k = step.jacobian.n, checks.positive_integer("k", k)
+    stream = checks.random_stream(seed, "signs")
+    signs = torch.randint(0, 2, (checks.positive_integer("draws", draws), n), generator=stream)
+    signs = (2.0 * signs - 1).to(step.residue).repeat_interleave(len(step.residue) // n, 1)
+    shares = [step.jacobian.modes.shares(step.residue * one)[k - 1] for one in signs]
+    return float(torch.stack(shares).mean())
 
 
 @torch.no_grad()
