@@ -160,8 +160,8 @@ class GradientLaw:
 
     @property
     def edge_scale(self) -> float:
-        """Scale of the fluctuations of the largest singular value of the bulk about the edge."""
-        return self.covariance.edge_scale / (2 * self.edge)
+        """Scale of the fluctuations of the bulk's largest singular value; 0 without a bulk."""
+        return self.covariance.edge_scale / (2 * self.edge) if self.edge else 0.0
 
     @cached_property
     def outliers(self) -> list[GradientOutlier]:

@@ -159,13 +159,28 @@ def test_long_form_sorts_values_by_the_law():
         sp.errors(rows, "exact")
 
 
-def test_training_turns_the_rows_to_the_data():
-    case = sp.trained_scenario(80, activation="softplus", steps=20, seed=1)
-    start = scenario(80, nu=0.375, activation="softplus", scaling="mean-field", seed=1)
-    assert case.residue.square().sum() < start.residue.square().sum()
-    torch.testing.assert_close(case.network.W.norm(dim=1), torch.ones(100).double())
-    law = sp.compare(case, sp.law_of(case))
-    assert abs(law["q_2"] - law["law_q_2"]) > 0.01
+def test_rows_that_took_the_same_steps_have_the_law_of_a_trained_network():
+    case, kernel = sp.trained_scenario(100, activation="softplus", steps=15, rows=1500, seed=1)
+    start = scenario(100, nu=0.375, activation="softplus", scaling="mean-field", seed=1)
+    assert case.residue.square().sum() < 0.5 * start.residue.square().sum()
+    torch.testing.assert_close(case.network.W.norm(dim=1), torch.ones(125).double())
+    # The network's own rows are one sample of the kernel, the fresh ones another.
+    slopes = case.network.sigma.derivative(case.data.X @ case.network.W.T)
+    own = slopes @ slopes.T / 125
+    assert (own - kernel).norm() < 2 * kernel.norm() / 125**0.5
+    assert (own - sp.kernel_of(case)).norm() > 0.3 * kernel.norm()
+    seen = sp.measured(case).values[:2]
+    moved, uniform = (
+        sp.from_law(case, law) for law in (sp.law_of(case, kernel=kernel), sp.law_of(case))
+    )
+    torch.testing.assert_close(moved.values[:2], seen, rtol=0.15, atol=0)
+    assert (uniform.values[:2] / seen - 1).abs().max() > 0.3
+
+
+def test_a_population_without_bulk_has_no_spread(case):
+    few = case.residue * (torch.arange(case.data.n) < 3)
+    law = sp.compare(case, sp.law_of(case, residue=few))
+    assert law["edge"] == law["spread"] == 0 and law["outliers"] == 3
 
 
 def test_a_phase_names_what_left_vectors_show():
