@@ -36,8 +36,8 @@ def slope_moments(activation: str, s: Tensor, order: int) -> Tensor:
 
     Raises:
         TypeError: If s is not a floating-point tensor.
-        ValueError: If the activation is unknown, an entry of s is not positive and finite, or the
-            order is not a whole number from 0 to 6.
+        ValueError: If the activation is unknown, an entry of s is not positive and finite (for
+            mu it may be 0), or the order is not a whole number from 0 to 6.
 
     Example:
         >>> s = torch.tensor([1.0], dtype=torch.float64)
@@ -53,7 +53,7 @@ def slope_moments(activation: str, s: Tensor, order: int) -> Tensor:
     with torch.enable_grad():
         variable = s.detach().requires_grad_() if isinstance(s, Tensor) else s
         moment = first(variable)
-        if order > 1 and not bool((s > 0).all()):
+        if order > 0 and not bool((s > 0).all()):
             raise ValueError("s has the entry 0, but positive standard deviations are needed")
         for _ in range(order // 2):
             # A closed form that does not depend on s has the derivative 0.
@@ -140,6 +140,7 @@ def norm_spike(data: SpikedData, network: TwoLayerNetwork, residue: Tensor) -> R
         0.0
     """
     checks.vector("residue", residue, length=data.n)
+    checks.matrix("W", network.W, columns=data.d)
     checks.same_dtype(X=data.X, W=network.W, residue=residue)
     if data.eigenvalues is None:
         raise ValueError("these data have no known covariance, so their mean norm is unknown")
@@ -265,7 +266,7 @@ def spike_eigenvalues(data: SpikedData, residue: Tensor) -> SpikeEigenvalues:
     (1/d) sum_i (r_i h / (1 + r_i h))^2 < 1. For small h this is the matrix of ``shared_matrix``.
 
     Args:
-        data: Data with an isotropic bulk (alpha = 0).
+        data: Data with an isotropic bulk (alpha = 0) and n < d.
         residue: r, length n, independent of X_B; it may know z.
 
     Returns:
@@ -273,7 +274,8 @@ def spike_eigenvalues(data: SpikedData, residue: Tensor) -> SpikeEigenvalues:
 
     Raises:
         TypeError: If dtypes differ.
-        ValueError: If shapes do not fit, the residue is zero, or the bulk is not isotropic.
+        ValueError: If shapes do not fit, the residue is zero where z is not, n is not below d, or
+            the bulk is not isotropic.
 
     Source: this book, the chapter on the third spike; the bulk's law is Marchenko and Pastur's
         (1967), with signed weights.
@@ -289,8 +291,10 @@ def spike_eigenvalues(data: SpikedData, residue: Tensor) -> SpikeEigenvalues:
     checks.same_dtype(X=data.X, residue=residue)
     if data.eigenvalues is None or not bool((data.eigenvalues == 1).all()):
         raise ValueError("the data's bulk is not isotropic, but alpha = 0 is needed")
-    if not bool(r.any()):
-        raise ValueError("residue is zero, so there is no matrix to predict")
+    if data.n >= data.d:
+        raise ValueError(f"n is {data.n} and d is {data.d}, but n < d is needed")
+    if not bool((r * data.z).any()):
+        raise ValueError("residue is zero where z is not, so the spike adds nothing")
     values, edges = [], []
     # h < 0 belongs to eigenvalues above the bulk.
     for side, largest in ((-1, float(r.max())), (1, float(-r.min()))):

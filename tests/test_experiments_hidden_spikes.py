@@ -109,17 +109,6 @@ def test_rest_populations_against_many_fresh_neurons(activation, order):
     assert float(error) < 0.1 * float(torch.linalg.eigvalsh(expected).max())
 
 
-def test_population_is_the_second_moment_of_a_column():
-    d = 60
-    case = spike_scenario(d, nu=0.3, activation="relu", residue="angle=60", seed=3)
-    network = TwoLayerNetwork.random(d, 30_000, seed=9)
-    columns = case.data.X.T @ (case.residue[:, None] * (case.data.X @ network.W.T > 0).to(FLOAT))
-    factor = case.network.gamma**2 * case.network.m / case.data.n**2
-    expected = factor * columns @ columns.T / 30_000
-    error = hidden_spikes.population(case) - expected
-    assert largest(error) < 0.06 * largest(expected)
-
-
 @pytest.mark.parametrize("activation", ["elu", "tanh"])
 def test_hidden_cell_measures_what_it_says(activation):
     cell = hidden_spikes.hidden_cell(40, 0.4, 0.5, activation, "offset", 2)

@@ -231,7 +231,17 @@ def test_bad_input_is_named():
         spike_eigenvalues(drawn(alpha=0.5)[0], r)
     with pytest.raises(ValueError, match="alpha = 0 is needed"):
         spike_eigenvalues(split_spike(data.X), r)
-    with pytest.raises(ValueError, match=r"^residue is zero"):
-        spike_eigenvalues(data, 0 * r)
+    for nothing in (0 * r, torch.where(data.z == data.z[0], 1.0, 0.0).to(FLOAT)):
+        data.z[0] = 0
+        with pytest.raises(ValueError, match=r"^residue is zero where z is not"):
+            spike_eigenvalues(data, nothing)
+    with pytest.warns(match="Assumption 1"):
+        tall = sample_spiked_data(50, 40, nu=0.2)
+    with pytest.raises(ValueError, match=r"^n is 50 and d is 40, but n < d is needed"):
+        spike_eigenvalues(tall, torch.ones(50, dtype=FLOAT))
+    with pytest.raises(ValueError, match=r"^W has shape \(50, 39\)"):
+        norm_spike(data, TwoLayerNetwork.random(39, 50), r)
+    with pytest.raises(ValueError, match=r"^s has the entry 0"):
+        slope_moments("relu", torch.zeros(2, dtype=FLOAT), 1)
     with pytest.raises(ValueError, match="no known covariance"):
         norm_spike(split_spike(data.X), network, r)

@@ -13,7 +13,7 @@ from lowgrad_utils.experiments.initialisation import (
     paper_sizes,
     residue_by_name,
 )
-from lowgrad_utils.gradient_law import derivative_kernel
+from lowgrad_utils.gradient_law import derivative_kernel, gradient_law
 from lowgrad_utils.gradients import RankOne, decompose
 from lowgrad_utils.networks import TwoLayerNetwork
 from lowgrad_utils.random_matrices import SampleCovariance
@@ -195,18 +195,10 @@ def case_arguments(case: Scenario) -> tuple[SpikedData, TwoLayerNetwork, Tensor]
     return case.data, case.network, case.residue
 
 
-def population(case: Scenario) -> Tensor:
-    """Form T = (gamma^2 m / n^2) X^T D_r Phi D_r X, d x d, whose samples the columns of G are.
-
-    Args:
-        case: The scenario, W uniform and the residue independent of it.
-    """
-    return _sandwich(case, case.data.X, _kernel(case))
-
-
 def rest_population(case: Scenario, order: int) -> Tensor:
-    """Form the same for a column of E - H_1 - ... - H_order, given data and residue.
+    """Form T for a column of E - H_1 - ... - H_order, given data and residue.
 
+    For the columns of G itself, T is ``gradient_law``'s (gamma^2 m / n^2) X^T D_r Phi D_r X.
     The slope sigma'(w^T x_i) loses phi_i = sum_k e_k (zeta w^T q)^k He_k(z_i) / k!, which depends
     on w through t = w^T q alone, as does the slope's mean m_i given t: with averages over t the
     kernel is Phi - E m phi^T - E phi m^T + E phi phi^T. Exact for alpha = 0 but for quadrature;
@@ -230,8 +222,10 @@ def rest_population(case: Scenario, order: int) -> Tensor:
         for k in range(order + 1)
     )
     cross = (m * weights) @ phi.T
-    kernel = _kernel(case) - cross - cross.T + (phi * weights) @ phi.T
-    return _sandwich(case, data.X_B, kernel)
+    kernel = derivative_kernel(data.X @ data.X.T / data.d, network.activation, dimension=data.d)
+    kernel = kernel - cross - cross.T + (phi * weights) @ phi.T
+    weighted = data.X_B * case.residue[:, None]
+    return (network.gamma / data.n) ** 2 * network.m * (weighted.T @ kernel @ weighted)
 
 
 def sphere_coordinate(dimension: int, nodes: int) -> tuple[Tensor, Tensor]:
@@ -276,18 +270,6 @@ def shifted_mean(network: TwoLayerNetwork, shift: Tensor, scale: Tensor, dimensi
     # A node at a time: the values of all nodes would not fit into a cache.
     total = sum(w * network.sigma.value(shift + scale * x) for x, w in zip(u, weights))
     return total / scale
-
-
-def _kernel(case: Scenario) -> Tensor:
-    data = case.data
-    K = data.X @ data.X.T / data.d
-    return derivative_kernel(K, case.network.activation, dimension=data.d)
-
-
-def _sandwich(case: Scenario, X: Tensor, kernel: Tensor) -> Tensor:
-    weighted = X * case.residue[:, None]
-    factor = case.network.gamma**2 * case.network.m / case.data.n**2
-    return factor * (weighted.T @ kernel @ weighted)
 
 
 def hidden_cell(
@@ -403,7 +385,8 @@ def outlier_cell(d: int, nu: float, activation: str, residue: str, seed: int) ->
     """
     case = spike_scenario(d, nu=nu, activation=activation, residue=residue, seed=seed)
     parts, H = case.parts, hidden_spike(*case_arguments(case))
-    law, edge = sample_law(case, population(case)), largest_value(case, rest_population(case, 2))
+    law = gradient_law(case.data.X, case.network, case.residue).covariance
+    edge = largest_value(case, rest_population(case, 2))
     s = leading_singular_triplets(parts.G, 4).s / edge
     side = leading_singular_triplets(without(parts.G, parts.S12, parts.S2), 4).s / edge
     predicted = [outlier.value**0.5 / edge for outlier in law.outliers[:4]]
