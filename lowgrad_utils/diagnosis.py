@@ -58,7 +58,8 @@ class Diagnosis:
         v: Estimated direction of a o mu: top right singular vector of Delta.
         input_values: Two leading eigenvalues of X^T X / rows, or of the covariance if centred.
         mean_input: Mean row of X.
-        bias_gradient: Sum of the rows of Delta: the gradient in a bias, if there is one.
+        bias_gradient: Sum of the rows of Delta: the gradient in a bias, if there is one; exactly 0
+            where it is no more than rounding.
         signal_share: Share of |Delta|_F^2 in its leading singular pair.
         null_norms: Norm of E with random signs of the examples, one for each draw.
         gauss_newton: Share of |G|_F^2 in the C leading Gauss-Newton directions of the layer's
@@ -394,7 +395,7 @@ def diagnose(
         v=v,
         input_values=values,
         mean_input=mean,
-        bias_gradient=sums.signals.total / sums.examples,
+        bias_gradient=sums.bias_gradient(),
         signal_share=signal_share,
         null_norms=tuple(operator_norm(_without(sign, q, v)) for sign in signed),
         gauss_newton=shares[0] if shares else None,
@@ -454,6 +455,12 @@ class _Sums:
         for x, delta in calls:
             self.rounding = max(self.rounding, _rounding(delta))
             self._add(module, x, delta, signs.repeat_interleave(len(x) // n, dim=1))
+
+    def bias_gradient(self) -> Tensor:
+        """Return the sum of the signals, or 0 if it is rounding, whose direction says nothing."""
+        size = float(self.signals.matrix.trace()) ** 0.5
+        rounding = float(self.signals.total.norm()) <= self.rounding**0.5 * size
+        return (0 if rounding else 1) * self.signals.total / self.examples
 
     def _add(self, module: nn.Module, x: Tensor, delta: Tensor, signs: Tensor) -> None:
         """Add one call, a few of its entries at a time."""
