@@ -284,7 +284,7 @@ def gradient_law(
     if not bool(residue.any()):
         raise ValueError("residue is zero, and so is the gradient")
     if kernel is None:
-        K, mean = _preactivations(X, shift)
+        K, mean = preactivation_moments(X, shift)
         kernel = derivative_kernel(
             K, network.activation, order=order, mean=mean, dimension=d if shift is None else None
         )
@@ -352,11 +352,26 @@ def _kernel(left: Function, right: Function, s: Tensor, rho: Tensor, dimension: 
     return total
 
 
-def _preactivations(X: Tensor, shift: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def preactivation_moments(X: Tensor, shift: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
     """Compute covariance and mean of X w, w = (u + shift) / |u + shift|, u on the sphere.
 
     1/|u + shift| = (1 - shift^T u / |.|^2) / |.| to first order, |.|^2 = 1 + |shift|^2: along the
     shift, normalisation takes away a share |shift|^2 / |.|^2 of the fluctuations.
+
+    Args:
+        X: Data, n x d.
+        shift: The shift of the rows, length d; None for none.
+
+    Returns:
+        The covariance, n x n, and the mean, length n; None without a shift, where it is 0.
+
+    Raises:
+        ValueError: If the shift does not fit.
+
+    Example:
+        >>> X, shift = torch.eye(2).double(), torch.tensor([0.75, 0.0]).double()
+        >>> preactivation_moments(X, shift)[1]  # 0.75 / sqrt(1 + 0.75^2)
+        tensor([0.6000, 0.0000], dtype=torch.float64)
     """
     d = X.shape[1]
     if shift is None:

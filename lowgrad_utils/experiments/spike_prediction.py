@@ -23,6 +23,7 @@ from lowgrad_utils.gradient_law import (
     GradientOutlier,
     derivative_kernel,
     gradient_law,
+    preactivation_moments,
 )
 from lowgrad_utils.gradients import decompose
 from lowgrad_utils.networks import ACTIVATIONS, TwoLayerNetwork, normalise_rows
@@ -69,10 +70,10 @@ def margin(n: int) -> float:
         n: The number of examples, the least of the three sizes.
 
     Example:
-        >>> margin(1000)
+        >>> round(margin(1000), 6)
         0.01
     """
-    return round(checks.positive_integer("n", n) ** (-2 / 3), 12)
+    return checks.positive_integer("n", n) ** (-2 / 3)
 
 
 def measured(case: Scenario) -> Prediction:
@@ -141,21 +142,18 @@ def from_pieces(case: Scenario) -> Prediction:
     return _along(case, spikes.U, spikes.s, 0.0)
 
 
-def from_free_bulk(
-    case: Scenario, *, third: bool = True, margin: float | None = None
-) -> Prediction:
+def from_free_bulk(case: Scenario, *, third: bool = True) -> Prediction:
     """Predict by the D-transform of the measured bulk, as if spikes were independent of it.
 
     Args:
         case: The scenario.
         third: Whether H is taken out of the bulk (E - H) and counted as a spike, or left in (E).
-        margin: As for ``random_matrices.predict_spike``.
     """
     spikes = low_rank(case, third=third)
     bulk = torch.linalg.svdvals(_rest(case, spikes))
 
     def shown(theta: float) -> Spike:
-        return free_spike(theta, bulk, tuple(case.parts.G.shape), margin=margin)
+        return free_spike(theta, bulk, tuple(case.parts.G.shape))
 
     return _spiked(case, spikes, float(bulk[0]), shown)
 
@@ -240,24 +238,10 @@ def kernel_of(case: Scenario, *, weights: str = "uniform") -> Tensor:
         case: The scenario.
         weights: As for ``law_of``.
     """
-    X, shift, d = case.data.X, _shift(case, weights), case.data.d
-    rows, mean = _centred(X, shift)
-    K, activation = rows @ rows.T / d, case.network.activation
-    if shift is None:
-        return derivative_kernel(K, activation, dimension=d)
-    return derivative_kernel(K, activation, mean=mean)
-
-
-def _centred(rows: Tensor, shift: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return rows x~ and means b such that x^T w has mean b and covariance x~^T y~ / d.
-
-    w = (u + shift) / |u + shift| with u uniform on the sphere, to first order in u^T shift.
-    """
-    if shift is None:
-        return rows, rows.new_zeros(len(rows))
-    total = 1 + float(shift.square().sum())
-    along = rows @ shift
-    return (rows - torch.outer(along / total, shift)) / total**0.5, along / total**0.5
+    K, mean = preactivation_moments(case.data.X, _shift(case, weights))
+    # Uniform rows lie on a sphere; shifted ones are taken as Gaussian.
+    dimension = case.data.d if mean is None else None
+    return derivative_kernel(K, case.network.activation, mean=mean, dimension=dimension)
 
 
 def _shift(case: Scenario, weights: str) -> Tensor | None:
@@ -338,12 +322,11 @@ def right_moments(
     Returns:
         Two vectors of length n, and two numbers.
     """
-    d = X.shape[1]
-    rows, mean = _centred(torch.cat([X, q[None]]), shift)
-    s, with_q = rows.norm(dim=1) / d**0.5, rows @ rows[-1] / d
-    mu, c = gaussian_moments(activation, mean[:-1], s[:-1])
-    squares = [1.0, float(mean[-1] ** 2 + s[-1] ** 2)]
-    return [mu, mean[-1] * mu + c * with_q[:-1]], squares
+    K, mean = preactivation_moments(torch.cat([X, q[None]]), shift)
+    mean = K.new_zeros(len(K)) if mean is None else mean
+    mu, c = gaussian_moments(activation, mean[:-1], K.diagonal()[:-1].sqrt())
+    squares = [1.0, float(mean[-1] ** 2 + K[-1, -1])]
+    return [mu, mean[-1] * mu + c * K[-1, :-1]], squares
 
 
 def gaussian_moments(activation: str, mean: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
