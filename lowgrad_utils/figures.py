@@ -190,7 +190,9 @@ def diagnosis_figure(found: Diagnosis) -> Figure:
     """
     if not isinstance(found, Diagnosis):
         raise TypeError(f"found is a {type(found).__name__}, but what diagnose returns is needed")
-    fig, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), width_ratios=(1.4, 1))
+    # Not everybody calls use_style first, without which labels would be cut off.
+    panels = {"width_ratios": (1.4, 1), "layout": "constrained"}
+    fig, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), **panels)
     values = found.singular_values.cpu().numpy()
     left.plot(np.arange(1, len(values) + 1), values, "o", color="#6b7785", markersize=4)
     # Zeros of rounding, and pieces that are nearly none, would stretch the axis.
@@ -212,7 +214,13 @@ def diagnosis_figure(found: Diagnosis) -> Figure:
     right.bar(k, 1 - q - p, bottom=q + p, color="#dde1e6", label="the rest")
     right.set(xlabel="k", ylabel="share of uₖ", xticks=k, ylim=(0, 1.3), yticks=[0, 0.5, 1])
     right.legend(ncols=3, fontsize="small", loc="upper center", columnspacing=1, handlelength=1.2)
-    fig.suptitle(f"{found.layer or 'the model'}: {found.kind}", fontsize="medium")
+    title = f"{found.layer or 'the model'}: {found.kind}"
+    if found.gauss_newton is not None:
+        title += (
+            f".  In the Gauss-Newton directions: {found.gauss_newton:.0%} of ‖G‖F², "
+            f"{found.gauss_newton_null:.0%} with random signs"
+        )
+    fig.suptitle(title, fontsize="medium")
     return fig
 
 

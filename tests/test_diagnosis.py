@@ -507,6 +507,25 @@ def test_table_and_numbers_say_the_same():
     assert repr(found) == "Diagnosis(0: Linear, gradient 8 x 6, 30 examples, 30 rows)"
 
 
+def test_a_bias_gradient_of_rounding_has_no_direction():
+    # Softmax does not see a constant on all keys.
+    class Keys(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.key, self.query, self.head = (nn.Linear(8, k) for k in (6, 6, 4))
+
+        def forward(self, x):
+            scores = self.query(x) @ self.key(x).transpose(1, 2)
+            return self.head((scores.softmax(2) @ x).mean(1))
+
+    model, x = seeded(Keys), random(30, 5, 8)
+    found = diagnose(model, "key", (x, LABELS), CROSS_ENTROPY)
+    assert not found.bias_gradient.any() and found.along_means[1] == 0
+    bias = torch.autograd.grad(CROSS_ENTROPY(model(x), LABELS), model.query.bias)[0]
+    other = diagnose(model, "query", (x, LABELS), CROSS_ENTROPY)
+    torch.testing.assert_close(other.bias_gradient, bias)
+
+
 def test_a_rank_one_gradient_has_no_rest():
     model = seeded(lambda: nn.Linear(8, 4))
     x = random(1, 8).expand(5, 8)
@@ -687,5 +706,10 @@ def test_the_figure_says_what_was_found(capsys):
     figures.diagnosis(found)
     shown = capsys.readouterr().out
     assert f"{found.outliers} of 6 singular values of the 8 x 6 gradient of layer 0" in shown
+    assert fig.get_suptitle() == "0: Linear"
+    both = diagnose(mlp(), "2", (X, LABELS), CROSS_ENTROPY, gauss_newton=True)
+    fig = figures.diagnosis_figure(both)
+    assert f"{both.gauss_newton:.0%} of ‖G‖F², {both.gauss_newton_null:.0%}" in fig.get_suptitle()
+    plt.close(fig)
     with pytest.raises(TypeError, match="found is a dict, but what diagnose returns is needed"):
         figures.diagnosis_figure({})
