@@ -146,7 +146,9 @@ class Diagnosis:
     @property
     def outliers(self) -> int:
         """How many singular values of G are above the edge."""
-        return int((self.singular_values > self.edge).sum())
+        # Where all is of rank one, edge and values are rounding.
+        least = max(self.edge, 1e-12 * float(self.singular_values[0]))
+        return int((self.singular_values > least).sum())
 
     @property
     def stable_rank(self) -> float:
@@ -631,9 +633,10 @@ def _by_example(
     shapes = {(x.shape[1:], delta.shape[1:]) for x, delta in calls}
     if len(shapes) == 1 and sum(len(x) for x, _ in calls) % n == 0:
         return [tuple(torch.cat(parts) for parts in zip(*calls))]
+    odd = next(x for x, _ in moved if len(x) % n)
     raise ValueError(
-        f"layer {name!r} gets inputs of shape {tuple(calls[0][0].shape)} for {n} examples, but "
-        "their first dimension must be over the examples"
+        f"layer {name!r} gets inputs of shape {tuple(odd.shape)} for {n} examples, but their first "
+        "dimension must be over the examples"
     )
 
 

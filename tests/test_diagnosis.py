@@ -533,6 +533,7 @@ def test_a_rank_one_gradient_has_no_rest():
     found = diagnose(model, "", (x, y), CROSS_ENTROPY)
     assert found.shares["S12"] == pytest.approx(1)
     assert found.stable_rank == pytest.approx(1) and found.nu == math.inf
+    assert found.outliers == 1
     assert found.leader == "data" and repr(found).startswith("Diagnosis(the model: Linear")
     with pytest.raises(ValueError, match="inputs of the layer are all alike: no direction"):
         diagnose(model, "", (x, y), CROSS_ENTROPY, centre=True)
