@@ -386,6 +386,13 @@ GRIDS: dict[str, Grid] = {
         spot=2,
         atol=1e-4,
     ),
+    "spike-law-late": Grid(
+        spike_law.late_cell,
+        spike_law.late_cells(),
+        "The same in mean field up to epoch 100, when training has nearly stopped",
+        spot=1,
+        atol=1e-3,
+    ),
     "spike-law-images": Grid(
         spike_law.image_cell,
         spike_law.image_cells(),

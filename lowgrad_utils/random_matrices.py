@@ -405,6 +405,8 @@ class SampleCovariance:
     def quantile(self, level: float) -> float:
         """Compute a quantile of the positive sample eigenvalues of the bulk.
 
+        Eigenvalues below 1e-8 of the edge are not told from each other: it is the least returned.
+
         Args:
             level: Share below it, between 0 and 1, such as 0.5 for the median.
 
@@ -420,7 +422,8 @@ class SampleCovariance:
             raise ValueError(f"level is {level}, but a number between 0 and 1 is needed")
         self._needed_bulk()
         below = lambda s: float(self.cumulative(torch.tensor([s**2]).double())) - level  # noqa: E731
-        return brentq(below, 1e-4 * self.edge**0.5, self.edge**0.5, rtol=1e-6) ** 2
+        least = 1e-4 * self.edge**0.5
+        return (brentq(below, least, self.edge**0.5, rtol=1e-6) if below(least) < 0 else least) ** 2
 
     def quantiles(self, levels: Tensor) -> Tensor:
         """Compute many quantiles at once, by interpolation between 400 points: good to 1e-3.

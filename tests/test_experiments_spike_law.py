@@ -5,6 +5,7 @@ import torch
 
 from lowgrad_utils.experiments import spike_law
 from lowgrad_utils.gradient_law import GradientLaw
+from lowgrad_utils.gradients import closed_form_gradient
 from lowgrad_utils.networks import LOSSES, TwoLayerNetwork
 from lowgrad_utils.spiked_data import sample_targets
 from lowgrad_utils.training import gradient_descent
@@ -79,7 +80,18 @@ def test_fresh_rows_take_the_steps_of_the_network():
     case = spike_law.law_case(80, nu=0.25, activation="tanh", scaling="mean-field", seed=1)
     y = sample_targets(case.data.X, seed=1).y
     states = gradient_descent(case.data.X, y, case.network, eta=0.3, normalisation="rows")
-    assert next(states).loss == pytest.approx(errors[0]["state"]["loss"])
+    start = next(states)
+    assert start.loss == pytest.approx(errors[0]["state"]["loss"])
+    # The columns' spread from their gradient, whose leading singular vectors are T's but for noise.
+    fresh = TwoLayerNetwork.random(80, 4000, activation="tanh", scaling="mean-field", seed=10_001)
+    G = closed_form_gradient(case.data.X, fresh, start.residue)
+    inside = G - sum(
+        torch.outer(u, u @ G) for u in torch.linalg.svd(G)[0].T[: int(first["moved"]["count"])]
+    )
+    length = inside.norm(dim=0).square()
+    assert first["columns"]["spread"] == pytest.approx(
+        float(length.std() / length.mean()), rel=1e-6
+    )
 
 
 def test_training_and_own_cells_are_flat():
@@ -87,8 +99,33 @@ def test_training_and_own_cells_are_flat():
     assert {"slope", "size", "rest", "shift_6", "expected_1"} <= set(cell)
     assert cell["rest"] <= cell["size"]
     assert {cell["seed"] for cell in spike_law.training_cells()} == set(range(5))
+    assert len(spike_law.late_cells()) == 9
     for cells in (spike_law.cells(), spike_law.size_cells(), spike_law.image_cells()):
         assert len({tuple(cell.items()) for cell in cells}) == len(cells)
+
+
+def test_late_cells_follow_mean_field(monkeypatch):
+    seen = {}
+
+    def few(activation, scaling, *, epochs, seed):
+        seen.update(activation=activation, scaling=scaling, epochs=epochs, seed=seed)
+        return {
+            9: {
+                "uniform": {"s1": 1.0},
+                "moved": {"s1": 2.0},
+                "state": {},
+                "columns": {"spread": 3.0},
+            }
+        }
+
+    monkeypatch.setattr(spike_law, "training_errors", few)
+    assert spike_law.late_cell("relu", 4) == {"moved_s1_9": 2.0, "columns_spread_9": 3.0}
+    assert seen == {
+        "activation": "relu",
+        "scaling": "mean-field",
+        "epochs": spike_law.LATE,
+        "seed": 4,
+    }
 
 
 def test_the_law_of_a_case_is_that_of_its_T():

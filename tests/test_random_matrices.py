@@ -412,6 +412,12 @@ def test_the_density_of_any_population_has_mass_one_and_its_mean():
     assert law.cumulative(x[1:]).numpy() == pytest.approx(F.numpy(), abs=2e-3)
 
 
+def test_quantiles_too_small_to_be_told_from_zero_stop_at_the_least():
+    law = rm.SampleCovariance(torch.logspace(-11, 0, 200, dtype=FLOAT), 250)
+    assert law.quantile(0.3) == pytest.approx(1e-8 * law.edge)
+    assert law.quantile(0.9) > 1e-3 * law.edge
+
+
 def test_a_population_of_one_eigenvalue_has_no_bulk():
     law = rm.SampleCovariance(torch.tensor([2.0, 0.0, 0.0]).double(), 50)
     assert (law.count, law.edge, law.edge_scale) == (1, 0.0, 0.0)

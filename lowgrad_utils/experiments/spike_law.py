@@ -30,6 +30,8 @@ KINDS = (("ntk", "own"), ("ntk", "foreign"), ("mean-field", "own"))
 SIZES, FEW = (250, 400, 640, 1000), ("softplus", "relu", "tanh")
 #: Epochs at which training is compared with laws.
 EPOCHS = (0, 1, 3, 10, 20)
+#: Epochs until training in mean field has nearly stopped.
+LATE = (0, 20, 50, 100)
 #: Forms of the kernel that are compared: all orders, and mean and slope only (two terms).
 FORMS = {"full": None, "linear": 1}
 
@@ -341,8 +343,10 @@ def training_errors(
         seed: Seed.
 
     Returns:
-        For each epoch what ``compare`` returns for ``"uniform"`` and ``"moved"``, and under
-        ``"state"`` the ``loss`` and ``moved``, the relative change of W.
+        For each epoch what ``compare`` returns for ``"uniform"`` and ``"moved"``; under
+        ``"state"`` the ``loss`` and ``moved``, the relative change of W; under ``"columns"`` their
+        ``spread``, standard deviation over mean of |P g|^2 for the columns g of the fresh rows,
+        where P takes away the directions of the outliers: small if quadratic forms concentrate.
     """
     n, m = paper_sizes(d)
     data = sample_spiked_data(n, d, nu=nu, seed=seed)
@@ -353,19 +357,24 @@ def training_errors(
     errors = {}
     for state in gradient_descent(X, y, network, eta=eta, normalisation="rows"):
         slopes = network.sigma.derivative(X @ fresh.W.T)
+        columns = X.T @ (state.residue[:, None] * slopes)
         if state.epoch in epochs:
             s = torch.linalg.svdvals(state.gradient)
             fixed = (X, state.network, state.residue)
             distance = float((state.network.W - network.W).norm() / network.W.norm())
+            law = gradient_law(*fixed, kernel=slopes @ slopes.T / rows)
+            inside = (law.vectors[:, len(law.outliers) :].T @ columns).square().sum(dim=0)
+            spread = float(inside.std() / inside.mean())
             errors[state.epoch] = {
                 "uniform": compare(gradient_law(*fixed), s),
-                "moved": compare(gradient_law(*fixed, kernel=slopes @ slopes.T / rows), s),
+                "moved": compare(law, s),
                 "state": {"loss": state.loss, "moved": distance},
+                "columns": {"spread": spread},
             }
         if state.epoch == max(epochs):
             return errors
         # gamma of the network, not of the many fresh rows; the step is eta / gamma.
-        step = (X.T @ (state.residue[:, None] * slopes)).mul_(eta / n * fresh.a)
+        step = columns.mul_(eta / n * fresh.a)
         moved = normalise_rows(fresh.W - step.T)
         fresh = TwoLayerNetwork(moved, fresh.a, **kind)
 
@@ -376,11 +385,21 @@ def training_cell(activation: str, scaling: str, eta: float, seed: int) -> dict[
     Arguments and meaning are those of ``training_errors``; names are ``moved_s1_10`` and so on.
     """
     errors = training_errors(activation, scaling, eta=eta, seed=seed)
+    return _flat(errors, ("uniform", "moved", "state"))
+
+
+def late_cell(activation: str, seed: int) -> dict[str, float]:
+    """Measure one cell of the grid over the end of training in mean field, as ``training_cell``."""
+    errors = training_errors(activation, "mean-field", epochs=LATE, seed=seed)
+    return _flat(errors, ("moved", "state", "columns"))
+
+
+def _flat(errors: dict[int, dict[str, dict[str, float]]], kinds: tuple[str, ...]) -> dict:
     return {
         f"{kind}_{name}_{epoch}": value
-        for epoch, kinds in errors.items()
-        for kind, values in kinds.items()
-        for name, value in values.items()
+        for epoch, found in errors.items()
+        for kind in kinds
+        for name, value in found[kind].items()
     }
 
 
@@ -400,6 +419,11 @@ def training_cells() -> tuple[dict, ...]:
             range(5), FEW, (("mean-field", 0.3), ("ntk", 0.02))
         )
     )
+
+
+def late_cells() -> tuple[dict, ...]:
+    """Build the grid over the end of training."""
+    return tuple({"activation": name, "seed": seed} for seed, name in product(range(3), FEW))
 
 
 def cells() -> tuple[dict, ...]:
