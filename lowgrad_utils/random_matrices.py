@@ -307,8 +307,8 @@ class SampleCovariance:
         TypeError: If ``population`` is not a floating-point tensor.
         ValueError: If an eigenvalue is negative beyond rounding, or all are 0.
 
-    Source: Silverstein (1995); outliers: Baik and Silverstein (2006), Paul (2007); fluctuations:
-        El Karoui (2007), Lee and Schnelli (2016).
+    Source: Silverstein (1995); outliers: Baik and Silverstein (2006), Paul (2007), Bai and Yao
+        (2012); fluctuations: El Karoui (2007), Lee and Schnelli (2016).
 
     Example:
         >>> law = SampleCovariance(torch.tensor([9.0] + [1.0] * 100).double(), 400)
