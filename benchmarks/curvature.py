@@ -35,7 +35,7 @@ MEMORY, BATCH = 4.0, 250
 #: From loose to tight; the first that is accurate enough counts.
 TOLERANCES = (0.5, 0.1, 1e-2, 1e-3, 1e-4)
 SUBSPACE = K + 7
-STEPS = (14, 15, 16, 17, 18, 20, 22, 24, 28, 32, 40, 60, 100)
+STEPS = (16, 17, 18, 20, 22, 24, 28, 32, 40, 60, 100)
 
 
 def load(folder, network, n):
