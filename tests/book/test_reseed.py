@@ -120,7 +120,6 @@ def test_the_summary_counts_expected_verdicts_fewest_first():
 
 #: Chapters that have not been run on other random numbers yet: their verdicts show no such count.
 AWAITING = {
-    "density",
     "spike-law",
     "third-spike",
     "spike-prediction",
