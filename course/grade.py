@@ -100,7 +100,7 @@ def _submission(path: Path) -> Submission:
         if path.suffix != ".ipynb":
             return Submission(path.name, problem="not a notebook (.ipynb)")
         return Submission(path.name, _bytes(path))
-    except (OSError, ValueError, zipfile.BadZipFile, RuntimeError, NotImplementedError) as error:
+    except (OSError, ValueError, zipfile.BadZipFile, RuntimeError) as error:
         return Submission(
             path.name, problem=f"cannot be read: {' '.join(str(error).split())[:150]}"
         )

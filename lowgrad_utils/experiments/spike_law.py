@@ -314,6 +314,23 @@ def own_cell(d: int, activation: str, seed: int) -> dict[str, float]:
     }
 
 
+def follow(fresh: TwoLayerNetwork, columns: Tensor, step: float) -> TwoLayerNetwork:
+    """Let fresh rows take a network's step: w - step a X^T D_r sigma'(X w), normalised.
+
+    Args:
+        fresh: The fresh rows and their signs.
+        columns: X^T D_r sigma'(X w) of each row, d x rows, with the network's residue r.
+        step: eta / n for a step of eta / gamma, with gamma of the network, not of the fresh rows.
+
+    Example:
+        >>> fresh = TwoLayerNetwork.random(4, 3)
+        >>> torch.equal(follow(fresh, torch.zeros(4, 3).double(), 0.1).W, normalise_rows(fresh.W))
+        True
+    """
+    moved = normalise_rows(fresh.W - (columns * (step * fresh.a)).T)
+    return TwoLayerNetwork(moved, fresh.a, fresh.activation, fresh.scaling)
+
+
 def training_errors(
     activation: str,
     scaling: str,
@@ -373,10 +390,7 @@ def training_errors(
             }
         if state.epoch == max(epochs):
             return errors
-        # gamma of the network, not of the many fresh rows; the step is eta / gamma.
-        step = columns.mul_(eta / n * fresh.a)
-        moved = normalise_rows(fresh.W - step.T)
-        fresh = TwoLayerNetwork(moved, fresh.a, **kind)
+        fresh = follow(fresh, columns, eta / n)
 
 
 def training_cell(activation: str, scaling: str, eta: float, seed: int) -> dict[str, float]:

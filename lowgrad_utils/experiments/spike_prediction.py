@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lowgrad_utils import checks
+from lowgrad_utils.experiments import spike_law
 from lowgrad_utils.experiments.initialisation import (
     Scenario,
     paper_sizes,
@@ -26,7 +27,7 @@ from lowgrad_utils.gradient_law import (
     preactivation_moments,
 )
 from lowgrad_utils.gradients import decompose
-from lowgrad_utils.networks import ACTIVATIONS, TwoLayerNetwork, normalise_rows
+from lowgrad_utils.networks import ACTIVATIONS, TwoLayerNetwork
 from lowgrad_utils.random_matrices import Spike, spiked_singular_value
 from lowgrad_utils.secular import SecularEquation, free_spike
 from lowgrad_utils.spectra import SingularTriplets, leading_singular_triplets
@@ -484,9 +485,8 @@ def trained_scenario(
     states = gradient_descent(X, y, start.network, eta=_STEP, normalisation="rows")
     for state in islice(states, steps):
         slopes = fresh.sigma.derivative(X @ fresh.W.T)
-        # A row's step is that of the network's rows, with the network's gamma.
-        step = X.T @ (state.residue[:, None] * slopes) * (_STEP / data.n * fresh.a)
-        fresh = TwoLayerNetwork(normalise_rows(fresh.W - step.T), fresh.a, **kind)
+        columns = X.T @ (state.residue[:, None] * slopes)
+        fresh = spike_law.follow(fresh, columns, _STEP / data.n)
     state, slopes = next(states), fresh.sigma.derivative(X @ fresh.W.T)
     parts = decompose(data, state.network, state.residue)
     return Scenario(data, state.network, state.residue, parts), slopes @ slopes.T / rows
