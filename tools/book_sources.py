@@ -3,10 +3,12 @@
 import hashlib
 import importlib.metadata
 import importlib.util
+import json
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import nbformat
 import yaml
 
 # What decides how a page looks once its notebook has run, beside the pages themselves.
@@ -108,8 +110,18 @@ def kernel_key(root: Path) -> str:
 
 
 def notebook_key(root: Path, document: str, common: str) -> str:
-    """Return the key under which one notebook's results are kept."""
-    return digest([page_source(root, document)], common)
+    """Return the key under which one notebook's results are kept.
+
+    It changes with the code, its tags and the kernel, and not with the prose: results that the
+    text around them cannot alter should not be computed again.
+    """
+    notebook = nbformat.read(page_source(root, document), as_version=4)
+    code = [
+        (cell.source, cell.metadata.get("tags", []))
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+    ]
+    return digest([], json.dumps([code, notebook.metadata.get("kernelspec", {})]), common)
 
 
 def book_key(root: Path) -> str:

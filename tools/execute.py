@@ -1,7 +1,7 @@
 """Execute the notebooks of the book, several at once, and keep what came out.
 
-Results lie in `_build/.executed/<document>/<key>.ipynb`. The key covers the notebook, the whole
-of `lowgrad_utils`, the data and the versions of all packages, so nothing stale is ever reused
+Results lie in `_build/.executed/<document>/<key>.ipynb`. The key covers the notebook's code, the
+whole of `lowgrad_utils`, the data and the versions of all packages, so nothing stale is ever reused
 and a second run repeats only what failed or changed. `fill_cache` then hands the results to the
 cache that Sphinx reads.
 """

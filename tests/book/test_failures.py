@@ -5,6 +5,7 @@ import time
 
 import build_book
 import execute
+import nbformat
 import pytest
 from book_sources import BookError, digest, notebook_key, toc_documents
 from small_books import REGISTRY, ROOT, SETTLE, notebook, write_book
@@ -147,13 +148,27 @@ def test_sphinx_that_executes_by_itself_is_noticed(folder, monkeypatch):
         build_book.build(root)
 
 
-def test_key_follows_notebook_data_and_names(tmp_path):
+def test_new_prose_is_shown_without_computing_again(folder, capsys):
+    root = write_book(folder, REGISTRY, first=GOOD)
+    build_book.build(root)
+    nbformat.write(notebook("# First", "# Another heading", SETTLE), root / "chapters/first.ipynb")
+    capsys.readouterr()
+    html = build_book.build(root)
+    assert "1 of 1 are up to date" in capsys.readouterr().out
+    page = (html / "chapters" / "first.html").read_text()
+    assert "Another heading" in page
+    assert 'id="claim-new.sum"' in page
+
+
+def test_key_follows_code_tags_data_and_names(tmp_path):
     root = write_book(tmp_path / "book", REGISTRY, first=GOOD)
-    before = notebook_key(root, "chapters/first", "common")
-    assert notebook_key(root, "chapters/first", "other") != before
-    path = root / "chapters" / "first.ipynb"
-    path.write_text(path.read_text() + "\n")
-    assert notebook_key(root, "chapters/first", "common") != before
+    keys = [notebook_key(root, "chapters/first", word) for word in ("common", "other")]
+    tagged = notebook("# First", SETTLE)
+    tagged.cells[1].metadata["tags"] = ["hide-input"]
+    for changed in (notebook("# First", SETTLE + "\n1"), notebook("# First", SETTLE, "1"), tagged):
+        nbformat.write(changed, root / "chapters/first.ipynb")
+        keys.append(notebook_key(root, "chapters/first", "common"))
+    assert len(set(keys)) == 5
     data = tmp_path / "data"
     data.mkdir()
     empty = digest([data])
