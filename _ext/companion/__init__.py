@@ -4,10 +4,10 @@ from typing import Any
 
 from sphinx.application import Sphinx
 
-from . import assets, ledger, references, statements
+from . import assets, landing, ledger, references, statements
 
 # Raised with every change to what this package puts into a page, or pages would stay as they were.
-ENV_VERSION = 7
+ENV_VERSION = 8
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
@@ -16,6 +16,10 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_transform(statements.StatementTransform)
     app.add_node(ledger.LedgerNode)
     app.add_directive("ledger", ledger.LedgerDirective)
+    app.add_node(landing.ExcerptNode)
+    app.add_directive("excerpt", landing.ExcerptDirective)
+    app.add_node(landing.VerdictsNode)
+    app.add_directive("verdicts", landing.VerdictsDirective)
     app.add_node(references.ClaimNode)
     app.add_role("claim", references.ClaimRole())
     app.add_role("function", references.FunctionRole())
@@ -24,6 +28,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("env-updated", ledger.collect)
     app.connect("doctree-resolved", ledger.fill_tables)
     app.connect("doctree-resolved", references.fill_claims)
+    app.connect("doctree-resolved", landing.fill)
     # After every other extension has added its scripts.
     app.connect("html-page-context", assets.keep_to_this_host, priority=900)
     app.connect("build-finished", ledger.write_json)

@@ -60,7 +60,13 @@ def records_in(notebook: dict[str, Any]) -> list[dict[str, Any]]:
     return [dict(record) for record in found if record]
 
 
-def _executed(app: Sphinx, source: Path) -> dict[str, Any]:
+def executed(app: Sphinx, source: Path) -> dict[str, Any]:
+    """Return a notebook with its outputs.
+
+    Args:
+        app: The Sphinx application.
+        source: The notebook's file.
+    """
     # The cache is where the page's outputs come from too; what Sphinx writes to
     # jupyter_execute is the notebook without them whenever they came from the cache.
     cache = get_cache(app.env.mystnb_config.execution_cache_path)
@@ -79,7 +85,7 @@ def collect(app: Sphinx, env: BuildEnvironment) -> Iterable[str]:
     records = [
         {**record, "measured_in": path.stem}
         for path in notebooks.values()
-        for record in records_in(_executed(app, path))
+        for record in records_in(executed(app, path))
     ]
     registry = _registry(app)
     repeated = _repeated(Path(app.srcdir, "data", "reseeds.csv"))
