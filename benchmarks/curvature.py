@@ -49,9 +49,13 @@ def load(folder, network, n):
 
 
 def train(folder, steps_factor):
-    """Train the networks for a few seconds and store them."""
+    """Train the networks for a few seconds and store them, those that are not there yet."""
+    # Training amplifies rounding, so the number of threads would make it another network.
+    torch.set_num_threads(1)
     x, y = datasets.load("mnist").images(size=SIZE)
     for network, (width, steps) in NETWORKS.items():
+        if (Path(folder) / f"{network}.pt").is_file():
+            continue
         model = classifiers.build("vgg11", channels=1, width=width, size=SIZE, seed=0)
         steps = int(steps * steps_factor)
         classifiers.fit(model, x, y, steps=steps, lr=0.05, seed=0, progress=False)
@@ -310,6 +314,10 @@ def main():
     networks = list(NETWORKS)[: 1 if arguments.quick else 2]
     cases = [(name, n, threads) for threads in (1, 2) for name in networks for n in sizes]
     with tempfile.TemporaryDirectory() as folder:
+        if arguments.out:
+            # What was measured belongs to these networks, so they stay beside it.
+            folder = f"{arguments.out}.networks"
+            Path(folder).mkdir(parents=True, exist_ok=True)
         train(folder, 0.3 if arguments.quick else 1)
         measured = Measured(arguments.out or Path(folder) / "measured.jsonl", {"folder": folder})
         print(f"the {K} leading eigenpairs of G, each eigenvalue to {ACCURACY:g}")
