@@ -14,6 +14,9 @@ import yaml
 # What decides how a page looks once its notebook has run, beside the pages themselves.
 PAGE_SOURCES = ("_config.yml", "_toc.yml", "_ext", "tools", "references.bib")
 
+# Raised with every change to what is kept beside a notebook's outputs.
+RESULT_FORMAT = "2"
+
 
 class BookError(Exception):
     """Something that stops the build, said in words that need no traceback."""
@@ -104,9 +107,25 @@ def kernel_key(root: Path) -> str:
     It changes with anything in `lowgrad_utils` (the registry of claims included), with the data
     and with the version of any installed package.
     """
+    return digest([*_package(), root / "data"], RESULT_FORMAT, *installed_versions())
+
+
+def _package() -> list[Path]:
     spec = importlib.util.find_spec("lowgrad_utils")
-    package = [Path(p) for p in spec.submodule_search_locations] if spec else []
-    return digest([*package, root / "data"], *installed_versions())
+    return [Path(p) for p in spec.submodule_search_locations] if spec else []
+
+
+def data_folder() -> Path:
+    """Return the folder from which lowgrad_utils reads its data, without importing it.
+
+    Raises:
+        BookError: There is no lowgrad_utils here.
+    """
+    for package in _package():
+        # The rule of lowgrad_utils.files.
+        inside = package / "data"
+        return inside if inside.is_dir() else package.parent / "data"
+    raise BookError("lowgrad_utils is not installed here: run 'make env'")
 
 
 def notebook_key(root: Path, document: str, common: str) -> str:

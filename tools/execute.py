@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import tempfile
 import time
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -18,7 +19,14 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import nbformat
-from book_sources import BookError, kernel_key, notebook_key, notebooks, page_source
+from book_sources import (
+    BookError,
+    data_folder,
+    kernel_key,
+    notebook_key,
+    notebooks,
+    page_source,
+)
 from jupyter_cache import get_cache
 from jupyter_cache.base import CacheBundleIn
 from nbclient import NotebookClient
@@ -44,6 +52,7 @@ KERNEL_ENVIRONMENT = {
     # The debugger is of no use here and warns about frozen modules.
     "PYDEVD_DISABLE_FILE_VALIDATION": "1",
 }
+RECORD_READS = Path(__file__).with_name("record_reads.py")
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
@@ -57,6 +66,7 @@ class Report:
         slowest_cell: Number of the cell that took longest, counting all cells from 1.
         slowest_seconds: How long it took.
         failure: Where and why it failed, ready to print; empty when it went well.
+        data: The shipped data that it read, by their names below the data folder.
     """
 
     document: str
@@ -64,6 +74,7 @@ class Report:
     slowest_cell: int = 0
     slowest_seconds: float = 0.0
     failure: str = ""
+    data: tuple[str, ...] = ()
 
 
 def result_path(root: Path, document: str, key: str) -> Path:
@@ -160,9 +171,8 @@ def execute_one(root: Path, document: str, target: Path, cell_timeout: int) -> R
     for attempt in range(1, START_ATTEMPTS + 1):
         progress = _Progress()
         notebook = nbformat.read(page_source(root, document), as_version=4)
-        client = _client(root, document, notebook, progress, cell_timeout)
         try:
-            client.execute(env={**os.environ, **KERNEL_ENVIRONMENT})
+            data = run(notebook, page_source(root, document).parent, cell_timeout, progress)
             break
         except Exception as error:  # Whatever stops one notebook must not hide others' failures.
             never_began = isinstance(error, RuntimeError) and progress.index is None
@@ -170,19 +180,44 @@ def execute_one(root: Path, document: str, target: Path, cell_timeout: int) -> R
                 continue
             why = _describe_failure(document, notebook, progress.index, error)
             return Report(document, time.monotonic() - start, failure=why)
-    report = Report(document, time.monotonic() - start, *progress.slowest())
+    report = Report(document, time.monotonic() - start, *progress.slowest(), data=data)
     notebook.metadata["lowgrad_execution"] = asdict(report)
     _write_atomically(target, nbformat.writes(notebook))
     return report
 
 
-def _client(
-    root: Path,
-    document: str,
+def run(
     notebook: nbformat.NotebookNode,
-    progress: "_Progress",
-    cell_timeout: int,
+    folder: Path,
+    cell_timeout: int = CELL_TIMEOUT,
+    progress: "_Progress | None" = None,
+) -> tuple[str, ...]:
+    """Execute a notebook in a kernel of its own; outputs go into the notebook.
+
+    Args:
+        notebook: The notebook.
+        folder: Where its kernel works.
+        cell_timeout: Seconds after which a cell counts as failed.
+        progress: Told of each cell.
+
+    Returns:
+        The shipped data that it read, by their names below the data folder.
+    """
+    progress = progress or _Progress()
+    with tempfile.TemporaryDirectory() as beside:
+        reads = Path(beside, "reads")
+        client = _client(notebook, folder, cell_timeout, progress)
+        recording = {"LOWGRAD_DATA": str(data_folder()), "LOWGRAD_READS": str(reads)}
+        client.execute(env={**os.environ, **KERNEL_ENVIRONMENT, **recording})
+        names = reads.read_text(encoding="utf8").splitlines() if reads.is_file() else []
+    return tuple(sorted(set(names)))
+
+
+def _client(
+    notebook: nbformat.NotebookNode, folder: Path, cell_timeout: int, progress: "_Progress"
 ) -> NotebookClient:
+    # In a namespace of its own: the notebook's names stay what its cells make of them.
+    record = f"exec(open({str(RECORD_READS)!r}, encoding='utf8').read(), {{}})"
     return NotebookClient(
         notebook,
         timeout=cell_timeout,
@@ -191,8 +226,8 @@ def _client(
         coalesce_streams=True,
         kernel_name=notebook.metadata.get("kernelspec", {}).get("name", "python3"),
         # Kernels are reached through this machine's loopback only, yet warn about it.
-        extra_arguments=["--IPKernelApp.log_level=ERROR"],
-        resources={"metadata": {"path": str(page_source(root, document).parent)}},
+        extra_arguments=["--IPKernelApp.log_level=ERROR", f"--IPKernelApp.exec_lines={record}"],
+        resources={"metadata": {"path": str(folder)}},
         on_cell_execute=progress.begin,
         on_cell_executed=progress.end,
     )
