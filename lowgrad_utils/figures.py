@@ -49,6 +49,10 @@ _LINE_STYLES = ("-", "--", "-.", (0, (1, 1)), (0, (5, 1, 1, 1, 1, 1)))
 _IMAGE_STYLE = (
     "max-width:100%;height:auto;background:#fff;border-radius:4px;padding:4px;box-sizing:border-box"
 )
+# On a narrow screen a figure of several panels would shrink until nobody reads it, so one that is
+# wider than the first number keeps this share of its width and is scrolled sideways in its box. The
+# text column of a wide screen is wider than the last number, so that nothing is scrolled there.
+_ONE_PANEL, _LEAST_SHARE, _LEAST_WIDTH = 800, 0.6, 640
 # The theme's caption colour suits the page but not an output's ground in dark mode, and its thin
 # type is hard to read on either.
 _CAPTION_STYLE = (
@@ -97,7 +101,7 @@ def show(fig: Figure, *, alt: str, caption: str) -> None:
         An empty figure.
     """
     alt, caption = _text("alt", alt), _text("caption", caption)
-    display(_Output(_figure("lg-figure", _image(fig, alt), caption), alt))
+    display(_Output(_figure("lg-figure", _wide(_image(fig, alt)), caption), alt))
 
 
 def spectrum(
@@ -313,7 +317,8 @@ def slider(
         for index, (frame, text) in enumerate(zip(frames, alts))
     ]
     controls = [_control_html(name, values) for name, values in parameters.items()]
-    content = f"{''.join(images)}<div>{''.join(controls)}</div><script>{_SCRIPT}</script>"
+    frames_box = _wide("".join(images))
+    content = f"{frames_box}<div>{''.join(controls)}</div><script>{_SCRIPT}</script>"
     plain = f"{alts[0]} ({len(frames)} frames over {', '.join(parameters)})"
     display(_Output(_figure("lg-slider", content, caption), plain))
     return None
@@ -391,11 +396,19 @@ def _image(fig: Figure, alt: str, attributes: str = "", *, coarse: bool = False)
         picture = picture.point([(level + 8) // 17 * 17 for level in range(256)] * 3)
     picture.save(webp, "WebP", lossless=True, quality=20)
     data = base64.b64encode(webp.getvalue()).decode()
+    wide = picture.width > _ONE_PANEL
+    least = min(_LEAST_WIDTH, round(_LEAST_SHARE * picture.width)) if wide else 0
     # Width and height reserve the place, so that the page does not jump when a frame is switched.
     return (
         f'<img alt="{html.escape(alt)}" width="{picture.width}" height="{picture.height}" '
-        f'style="{_IMAGE_STYLE}" src="data:image/webp;base64,{data}"{attributes}>'
+        f'style="min-width:{least}px;{_IMAGE_STYLE}" src="data:image/webp;base64,{data}"'
+        f"{attributes}>"
     )
+
+
+def _wide(images: str) -> str:
+    """Return images in a box that scrolls sideways where they are wider than the page."""
+    return f'<div class="lg-wide" style="max-width:100%;overflow-x:auto">{images}</div>'
 
 
 def _drawn(draw: Callable[..., Figure], frame: Mapping[str, Any]) -> Figure:
@@ -533,7 +546,8 @@ def _live_slider(
         positions = [control.value for control in controls]
         frame = {name: values[k] for (name, values), k in zip(parameters.items(), positions)}
         index = np.ravel_multi_index(positions, [len(values) for values in parameters.values()])
-        picture.value = _figure("lg-slider", _image(_drawn(draw, frame), alts[index]), caption)
+        image = _wide(_image(_drawn(draw, frame), alts[index]))
+        picture.value = _figure("lg-slider", image, caption)
 
     update()
     for control in controls:

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import itertools
 import os
 import shutil
 from html.parser import HTMLParser
@@ -11,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from matplotlib.colors import to_hex
+from matplotlib.colors import TABLEAU_COLORS, to_hex
 from PIL import Image
 
 from lowgrad_utils import figures
@@ -87,11 +88,15 @@ def picture(source):
 # --- style and single figures ---------------------------------------------------------------------
 
 
+def linear_rgb(colour):
+    """Return the channels of an sRGB colour in proportion to their light."""
+    channels = np.array([int(colour[k : k + 2], 16) for k in (1, 3, 5)]) / 255
+    return np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+
+
 def luminance(colour):
     """Return the relative luminance of WCAG 2."""
-    channels = np.array([int(colour[k : k + 2], 16) for k in (1, 3, 5)]) / 255
-    linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
-    return linear @ [0.2126, 0.7152, 0.0722]
+    return linear_rgb(colour) @ [0.2126, 0.7152, 0.0722]
 
 
 def test_the_style_is_readable_and_changes_what_is_drawn():
@@ -105,6 +110,55 @@ def test_the_style_is_readable_and_changes_what_is_drawn():
     assert min(contrast[:3]) > 3
     assert plt.rcParams["font.size"] >= 10
     assert figure.get_constrained_layout()
+
+
+# What is seen without one kind of cones, as matrices in linear RGB: Machado, Oliveira and Fernandes
+# (2009), "A physiologically-based model for simulation of color vision deficiency", severity 1.
+BLINDNESS = {
+    "none": np.eye(3),
+    "protanopia": [
+        [0.152286, 1.052583, -0.204868],
+        [0.114503, 0.786281, 0.099216],
+        [-0.003882, -0.048116, 1.051998],
+    ],
+    "deuteranopia": [
+        [0.367322, 0.860646, -0.227968],
+        [0.280085, 0.672501, 0.047413],
+        [-0.011820, 0.042940, 0.968881],
+    ],
+    "tritanopia": [
+        [1.255528, -0.076749, -0.178779],
+        [-0.078411, 0.930809, 0.147602],
+        [0.004733, 0.691367, 0.303900],
+    ],
+}
+TO_XYZ = [
+    [0.4124564, 0.3575761, 0.1804375],
+    [0.2126729, 0.7151522, 0.0721750],
+    [0.0193339, 0.1191920, 0.9503041],
+]
+
+
+def lab(linear):
+    """Return a colour's CIELAB coordinates, in which distances are those that are seen."""
+    ratios = TO_XYZ @ linear / [0.95047, 1, 1.08883]
+    f = np.where(ratios > (6 / 29) ** 3, np.cbrt(ratios), ratios / (3 * (6 / 29) ** 2) + 4 / 29)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+def least_distance(colours, kind):
+    seen = [lab(np.clip(np.array(BLINDNESS[kind]) @ linear_rgb(c), 0, 1)) for c in colours]
+    return min(np.linalg.norm(a - b) for a, b in itertools.combinations(seen, 2))
+
+
+@pytest.mark.parametrize("kind", BLINDNESS)
+def test_colours_stay_apart_under_every_colour_blindness(kind):
+    # A step of 2.3 is just seen when colours touch; thin lines apart need several times that.
+    assert least_distance(figures.PALETTE.values(), kind) > 15
+
+
+def test_matplotlibs_own_colours_would_not_stay_apart():
+    assert least_distance(TABLEAU_COLORS.values(), "deuteranopia") < 8
 
 
 def test_a_figure_is_shown_with_its_alternative(shown):
@@ -130,6 +184,13 @@ def test_the_image_is_the_figure(shown):
     assert image.getpixel((50, 50)) == (255, 0, 0)
     # Whatever the figure's own ground, a page's may be dark: images stand on white.
     assert image.getpixel((200, 50)) == (255, 255, 255)
+
+
+@pytest.mark.parametrize(("inches", "least"), [(6.5, 0), (9, 594), (13, 640)])
+def test_only_figures_of_several_panels_keep_a_width(shown, inches, least):
+    figures.show(plt.figure(figsize=(inches, 1)), alt="a", caption="c")
+    (image,) = Page(shown[0]["text/html"]).all("img")
+    assert f"min-width:{least}px" in image["style"]
 
 
 @pytest.mark.parametrize(
@@ -581,6 +642,24 @@ def test_the_page_stays_narrow_readable_and_clean(page):
     names = page.evaluate("Object.keys(window)")
     page.goto("about:blank")
     assert names == page.evaluate("Object.keys(window)")
+
+
+def test_a_figure_of_several_panels_scrolls_in_its_own_box(browser, shown, building):
+    figures.show(plt.figure(figsize=(9, 3)), alt="Wide.", caption="first")
+    figures.slider(
+        lambda nu: plt.figure(figsize=(12, 3)), alt="Wide {nu}.", caption="second", nu=[1, 2]
+    )
+    page = browser.new_page(viewport={"width": 400, "height": 900})
+    page.set_content("<!doctype html>" + "".join(data["text/html"] for data in shown))
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+    widths = page.locator("img:visible").evaluate_all("e => e.map(i => i.clientWidth)")
+    assert widths == [594, 640]
+    for box in page.locator(".lg-wide").all():
+        assert box.evaluate("b => { b.scrollLeft = 999; return b.scrollLeft; }") > 150
+    # Controls and captions stay where they are.
+    for part in page.locator("figcaption, input").all():
+        assert part.bounding_box()["width"] <= 400
+    page.close()
 
 
 def test_without_scripts_the_first_frame_is_there(browser, shown, building):
