@@ -1,8 +1,9 @@
 """The rules that let one notebook read well in the book, in Jupyter, on GitHub and in Colab.
 
-    python tools/notebook_rules.py [NOTEBOOK ...]
+    python tools/notebook_rules.py [--clear] [NOTEBOOK ...]
 
 Each check returns its problems as lines; no line means that the notebook keeps the rules.
+``--clear`` first takes out what running a notebook left in it.
 """
 
 import json
@@ -213,9 +214,32 @@ def link_problems(path: Path) -> list[str]:
     return found
 
 
-def main(paths: list[str]) -> int:
+def clear(path: Path) -> None:
+    """Take outputs, counts and what front ends remember out of a stored notebook.
+
+    Args:
+        path: An `.ipynb` file.
+    """
+    notebook = json.loads(path.read_text(encoding="utf8"))
+    kernel = notebook["metadata"].get("kernelspec", {})
+    # Without its name GitHub shows the code uncoloured; the rest changes with every machine.
+    notebook["metadata"] = {"kernelspec": kernel, "language_info": {"name": "python"}}
+    for cell in notebook["cells"]:
+        cell["metadata"] = {k: v for k, v in cell["metadata"].items() if k == "tags"}
+        if cell["cell_type"] == "code":
+            cell.update(outputs=[], execution_count=None)
+    text = json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
+    if text != path.read_text(encoding="utf8"):
+        path.write_text(text, encoding="utf8")
+
+
+def main(arguments: list[str]) -> int:
     """Check the named notebooks, or all of the book; return the exit status."""
+    paths = [argument for argument in arguments if argument != "--clear"]
     chosen = [Path(p) for p in paths] or [page_source(ROOT, doc) for doc in notebooks(ROOT)]
+    if "--clear" in arguments:
+        for path in chosen:
+            clear(path)
     problems = [
         f"{path}: {problem}"
         for path in chosen
