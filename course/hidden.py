@@ -14,7 +14,7 @@ Answers are plain values by then (`plain.py`): this process never sees the submi
 
 import math
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -32,10 +32,12 @@ class Call:
         name: A function or a variable of the notebook.
         arguments: Arguments by name, plain values; arrays arrive as float64 tensors. None asks
             for the value of a variable.
+        optional: Whether a check is made also if this call gave nothing; it then gets `Missing`.
     """
 
     name: str
     arguments: dict[str, Any] | None
+    optional: bool = False
 
     def form(self) -> dict[str, Any]:
         """Return the form in which it is sent to the process that runs submissions."""
@@ -51,6 +53,25 @@ def call(name: str, **arguments: Any) -> Call:
 def variable(name: str) -> Call:
     """Ask for the value of the variable `name`."""
     return Call(name, None)
+
+
+@dataclass(frozen=True)
+class Missing:
+    """What a check gets for an optional call that gave nothing.
+
+    Attributes:
+        reason: What went wrong, in one line.
+    """
+
+    reason: str
+
+
+def optional(wanted: Call) -> Call:
+    """Let the check decide whether it needs this call.
+
+    Where students choose what they answer, a test asks for every choice, and looks at one.
+    """
+    return replace(wanted, optional=True)
 
 
 def near(answer: Any, expected: Any, *, tolerance: float = 1e-8, name: str = "the answer") -> None:
@@ -101,6 +122,8 @@ TOOLS = {
     "lg": lowgrad_utils,
     "call": call,
     "variable": variable,
+    "optional": optional,
+    "Missing": Missing,
     "near": near,
     "array": array,
 }
@@ -130,16 +153,10 @@ class HiddenTest:
         Args:
             answers: For each call the object {"value": plain form} or {"problem": text}.
         """
-        values = []
-        for answer in answers:
-            if "problem" in answer or "value" not in answer:
-                return str(answer.get("problem", "no answer"))[:300]
-            try:
-                values.append(plain.decode(answer["value"]))
-            except plain.NotPlain as error:
-                return f"it returned {error}"
-            if values[-1] is None:
-                return "it returned nothing"
+        values = [_value(answer) for answer in answers]
+        for wanted, value in zip(self.calls, values):
+            if isinstance(value, Missing) and not wanted.optional:
+                return value.reason
         try:
             self.check(self.calls, values)
         except AssertionError as failure:
@@ -148,6 +165,16 @@ class HiddenTest:
             # A test meets answers nobody thought of: those are wrong answers, not errors.
             return f"not as expected ({type(error).__name__})"
         return ""
+
+
+def _value(answer: dict[str, Any]) -> Any:
+    if "problem" in answer or "value" not in answer:
+        return Missing(str(answer.get("problem", "no answer"))[:300])
+    try:
+        value = plain.decode(answer["value"])
+    except plain.NotPlain as error:
+        return Missing(f"it returned {error}")
+    return Missing("it returned nothing") if value is None else value
 
 
 def load(archive: dict[str, Any], seed: int) -> list[HiddenTest]:

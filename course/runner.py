@@ -178,21 +178,23 @@ def exec_cell(source: str, namespace: dict[str, Any]) -> None:
     exec(compile("\n".join(lines), "<cell>", "exec"), namespace)
 
 
-def _answer(wanted: dict[str, Any], namespace: dict[str, Any]) -> Any:
-    """Return the plain form of a variable, or of what a function gives for given arguments."""
+def _tensors(value: Any) -> Any:
+    """Return a plain value with its arrays as tensors, also those in dictionaries."""
     import torch
 
+    if isinstance(value, dict):
+        return {key: _tensors(each) for key, each in value.items()}
+    return torch.as_tensor(value) if hasattr(value, "shape") else value
+
+
+def _answer(wanted: dict[str, Any], namespace: dict[str, Any]) -> Any:
+    """Return the plain form of a variable, or of what a function gives for given arguments."""
     name = wanted["name"]
     if name not in namespace:
         raise NameError(f"{name} is not defined")
     value = namespace[name]
     if wanted["arguments"] is not None:
-        arguments = plain.decode(wanted["arguments"])
-        tensors = {
-            key: torch.as_tensor(each) if hasattr(each, "shape") else each
-            for key, each in arguments.items()
-        }
-        value = value(**tensors)
+        value = value(**_tensors(plain.decode(wanted["arguments"])))
     return plain.encode(value)
 
 

@@ -11,6 +11,8 @@ which a question stands beside its solution, tests, rubric and the wrong answers
     # %% hidden common                  what the hidden tests share
     # %% hidden q1 2: its title         a hidden test and its points (see hidden.py)
     # %% wrong q1 2: its title          a typical wrong answer, whole, and the points it loses
+    # %% right q1: its title            another right answer: run after the solution, it must
+                                        earn all points; it may answer several questions anew
     # %% [markdown] written w1 3        a written answer: model answer between BEGIN and END
                                         SOLUTION, rubric between BEGIN and END RUBRIC
 
@@ -26,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 CELL = re.compile(r"# %%(?P<markdown> \[markdown\])?(?P<words>.*)")
-NAMED = re.compile(r"(?P<kind>answer|public|hidden|wrong|written) (?P<name>\w+)(?P<rest>.*)")
+NAMED = re.compile(r"(?P<kind>answer|public|hidden|wrong|right|written) (?P<name>\w+)(?P<rest>.*)")
 POINTS = re.compile(r" (?P<points>\d+(\.5)?)(: (?P<title>.+))?")
 GAP = re.compile(
     r"^(?P<indent>[ \t]*)(?:# )?BEGIN SOLUTION\n(?P<inside>.*?)^[ \t]*(?:# )?END SOLUTION\n?",
@@ -44,7 +46,8 @@ class Cell:
     """One cell of a source.
 
     Attributes:
-        kind: "markdown", "code", "assignment", "answer", "public", "hidden", "wrong", "written".
+        kind: "markdown", "code", "assignment", "answer", "public", "hidden", "wrong", "right",
+            "written".
         text: Its text, without the comment signs if it is Markdown.
         line: The line of its head.
         name: The question, or "common".
@@ -142,6 +145,10 @@ def _cell(line: int, head: str, body: str) -> Cell:
     kind, name = named["kind"], named["name"]
     if kind in ("answer", "public") or name == "common":
         return Cell(kind, body, line, name)
+    if kind == "right":
+        if not named["rest"].startswith(": "):
+            raise SourceError(f"'{head}' needs a title, as in 'right {name}: title'")
+        return Cell(kind, body, line, name, title=named["rest"][2:])
     points = POINTS.fullmatch(named["rest"])
     if not points or (kind != "written" and not points["title"]):
         raise SourceError(f"'{head}' needs points and a title, as in '{kind} {name} 2: title'")

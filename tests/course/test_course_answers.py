@@ -6,12 +6,17 @@ import json
 import pytest
 import sources
 import views
-from course_examples import SOURCES, answers_only, submission
+from course_examples import SOURCES, answers_only, submission, with_cell
 
 WRONG = [
     pytest.param(path.stem, cell, id=f"{path.stem}-{cell.name}-{cell.title.replace(' ', '-')}")
     for path in SOURCES
     for cell in sources.read(path).of_kind("wrong")
+]
+RIGHT = [
+    pytest.param(path.stem, cell, id=f"{path.stem}-{cell.name}-{cell.title.replace(' ', '-')}")
+    for path in SOURCES
+    for cell in sources.read(path).of_kind("right")
 ]
 NAMES = [path.stem for path in SOURCES]
 
@@ -45,6 +50,13 @@ def test_wrong_answer_loses_its_points_and_no_others(name, cell, assignments, gr
     expected[cell.name] -= cell.points
     assert _points(row, assignment) == expected, row["message"]
     assert cell.name in row["message"]
+
+
+@pytest.mark.parametrize(("name", "cell"), RIGHT)
+def test_other_right_answer_earns_all_points(name, cell, assignments, graders):
+    notebook = with_cell(answers_only(assignments[name]), cell.text)
+    row = graders[name].grade(submission(notebook))
+    assert _points(row, assignments[name]) == assignments[name].questions, row["message"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -94,7 +106,7 @@ def test_students_get_nothing_hidden(name, assignments):
     secrets = [
         line.strip()
         for cell in assignment.cells
-        if cell.kind in ("hidden", "wrong")
+        if cell.kind in ("hidden", "wrong", "right")
         for line in cell.text.splitlines()
     ]
     secrets += [

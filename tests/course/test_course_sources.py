@@ -91,6 +91,7 @@ def test_small_source_is_read(tmp_path):
         ("# %% hidden q1 2: doubles", "# %% hidden q1", "needs points and a title"),
         ("# %% wrong q1 2: halves", "# %% wrong q1 3: halves", "cannot lose 3 of 2 points"),
         ("# %% wrong q1 2: halves", "# %%", "needs at least 3"),
+        ("# %% wrong q1 2: halves", "# %% right q1 2: halves", "needs a title, as in 'right q1"),
         ("    # END SOLUTION\n", "", "line 11: no gap"),
         ("# BEGIN RUBRIC\n", "", "no rubric"),
         ("# # Small", "Small", "line 5: a line of Markdown must start with '#'"),
@@ -156,6 +157,26 @@ def test_other_values_are_refused_in_one_line(value):
     with pytest.raises(plain.NotPlain) as failure:
         plain.encode(value)
     assert "\n" not in str(failure.value)
+
+
+def test_optional_calls_leave_it_to_the_check_what_is_missing():
+    seen = []
+    calls = [hidden.call("f", x=1.0), hidden.optional(hidden.call("g", x=1.0))]
+    test = hidden.HiddenTest("q1", "title", 1, calls, lambda calls, answers: seen.append(answers))
+    given, missing = {"value": plain.encode(2.5)}, {"problem": "NameError: g is not defined"}
+    assert test.verdict([given, missing]) == ""
+    assert seen == [[2.5, hidden.Missing("NameError: g is not defined")]]
+    assert test.verdict([missing, given]) == "NameError: g is not defined"
+    assert test.verdict([given, given]) == ""
+    assert test.verdict([{"value": None}, given]) == "it returned nothing"
+    assert test.verdict([{"value": {"list": 3}}, given]).startswith("it returned something")
+
+
+def test_arrays_inside_a_dictionary_arrive_as_tensors():
+    case = {"case": {"X": np.eye(2), "n": 2, "name": "tanh"}}
+    arrived = runner._tensors(plain.decode(plain.encode(case)))["case"]
+    assert torch.equal(arrived["X"], torch.eye(2).double())
+    assert (arrived["n"], arrived["name"]) == (2, "tanh")
 
 
 def test_arrays_beyond_reason_are_refused():
