@@ -83,7 +83,10 @@ def result_path(root: Path, document: str, key: str) -> Path:
 
 
 def execute_book(
-    root: Path, workers: int = WORKERS, cell_timeout: int = CELL_TIMEOUT
+    root: Path,
+    workers: int = WORKERS,
+    cell_timeout: int = CELL_TIMEOUT,
+    only: list[str] | None = None,
 ) -> dict[str, Path]:
     """Execute whatever has no result yet and return the result of every notebook.
 
@@ -91,6 +94,7 @@ def execute_book(
         root: The folder that holds `_toc.yml`.
         workers: How many notebooks run at once.
         cell_timeout: Seconds after which a cell counts as failed.
+        only: Some of the documents that are notebooks; all by default.
 
     Returns:
         For each document its executed notebook, in reading order.
@@ -100,7 +104,9 @@ def execute_book(
     """
     common = kernel_key(root)
     results = {
-        doc: result_path(root, doc, notebook_key(root, doc, common)) for doc in notebooks(root)
+        doc: result_path(root, doc, notebook_key(root, doc, common))
+        for doc in notebooks(root)
+        if only is None or doc in only
     }
     waiting = {doc: path for doc, path in results.items() if not path.is_file()}
     kept = len(results) - len(waiting)

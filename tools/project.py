@@ -6,6 +6,9 @@
     python tools/project.py serve    the book on a local address
     python tools/project.py assignments    notebooks for students, solutions, what grades them
     python tools/project.py grade FOLDER TABLE.csv    grades a folder of submissions
+    python tools/project.py colab    chapters that carry the package and run anywhere
+    python tools/project.py try-colab    runs them with packages such as Colab has
+    python tools/project.py address ADDRESS --tag TAG    sets where the book is published
     python tools/project.py env      the environment alone
     python tools/project.py clean    removes the environment and everything that was built
 
@@ -361,6 +364,25 @@ def grade(arguments):
     return status or run_in_environment(os.path.join("course", "grade.py"), *arguments)
 
 
+def colab(arguments):
+    """Write chapters that carry the package; return the exit status."""
+    make_environment(["book"])
+    return run_in_environment(os.path.join("tools", "colab.py"), *arguments)
+
+
+def try_colab(arguments):
+    """Run those chapters in an environment of Colab's kind; return the exit status."""
+    make_environment(["book"])
+    return run_in_environment(os.path.join("tools", "try_colab.py"), *arguments)
+
+
+def address(arguments):
+    """Set, change or remove the repository's address; return the exit status."""
+    # It needs nothing but a Python, so that it works before there is an environment.
+    script = os.path.join(ROOT, "tools", "address.py")
+    return subprocess.call([sys.executable, script, *arguments])
+
+
 def serve(port):
     """Serve the built book on this machine until interrupted; return the exit status.
 
@@ -394,11 +416,12 @@ def main(argv=None):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    names = ("env", "book", "test", "bench", "serve", "assignments", "grade", "clean")
-    parser.add_argument("command", choices=names)
+    alone = ("env", "book", "serve", "assignments", "clean")
+    with_arguments = ("test", "bench", "grade", "colab", "try-colab", "address")
+    parser.add_argument("command", choices=alone + with_arguments)
     parser.add_argument("--port", type=int, default=8000, help="for serve")
     args, more = parser.parse_known_args(argv)
-    if more and args.command not in ("test", "bench", "grade"):
+    if more and args.command not in with_arguments:
         parser.error("unknown arguments: " + " ".join(more))
     commands = {
         "env": lambda: make_environment(["book", "test"]) or add_peers() or add_course(),
@@ -408,6 +431,9 @@ def main(argv=None):
         "serve": lambda: serve(args.port),
         "assignments": assignments,
         "grade": lambda: grade(more),
+        "colab": lambda: colab(more),
+        "try-colab": lambda: try_colab(more),
+        "address": lambda: address(more),
         "clean": clean,
     }
     try:

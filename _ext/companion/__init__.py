@@ -4,7 +4,7 @@ from typing import Any
 
 from sphinx.application import Sphinx
 
-from . import assets, landing, ledger, references, statements
+from . import assets, landing, launch, ledger, references, statements
 
 # Raised with every change to what this package puts into a page, or pages would stay as they were.
 ENV_VERSION = 8
@@ -13,7 +13,9 @@ ENV_VERSION = 8
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register everything with Sphinx."""
     app.add_config_value("companion_registry", "", "env")
+    app.add_config_value("companion_release", "", "html")
     app.add_transform(statements.StatementTransform)
+    app.add_transform(anchors.AnchorTransform)
     app.add_node(ledger.LedgerNode)
     app.add_directive("ledger", ledger.LedgerDirective)
     app.add_node(landing.ExcerptNode)
@@ -31,5 +33,8 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("doctree-resolved", landing.fill)
     # After every other extension has added its scripts.
     app.connect("html-page-context", assets.keep_to_this_host, priority=900)
+    # After the theme has made its buttons.
+    app.connect("html-page-context", launch.open_the_release, priority=900)
     app.connect("build-finished", ledger.write_json)
+    app.connect("build-finished", literature.write_bib)
     return {"version": "1", "env_version": ENV_VERSION, "parallel_read_safe": False}
