@@ -4,7 +4,7 @@ from typing import Any
 
 from sphinx.application import Sphinx
 
-from . import assets, landing, launch, ledger, references, statements
+from . import anchors, assets, landing, launch, ledger, literature, references, statements
 
 # Raised with every change to what this package puts into a page, or pages would stay as they were.
 ENV_VERSION = 8
@@ -26,6 +26,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_role("claim", references.ClaimRole())
     app.add_role("function", references.FunctionRole())
     app.add_css_file("companion.css")
+    app.add_js_file("reading.js", loading_method="defer")
     app.connect("config-inited", assets.add_static_folder)
     app.connect("env-updated", ledger.collect)
     app.connect("doctree-resolved", ledger.fill_tables)

@@ -7,7 +7,8 @@ from docutils import nodes
 from sphinx import addnodes
 from sphinx.transforms import SphinxTransform
 
-ANCHOR = re.compile(r"""<a\s+(?:id|name)=["'](?P<id>[^"']+)["']\s*/?>""")
+from .anchors import ANCHOR, make_linkable
+
 KINDS = (
     *("Theorem", "Proposition", "Lemma", "Corollary", "Definition", "Assumptions?", "Conjecture"),
     *("Equations?", "Figures?", "Tables?", "Section", "Remark", "Observation", "Claim", "Fact"),
@@ -79,7 +80,8 @@ class StatementTransform(SphinxTransform):
         box.source, box.line = quote.source, quote.line
         self._give_way(statement.anchor)
         self.document.ids[statement.anchor] = box
-        self._make_linkable(statement, box.line or 0)
+        text = statement.label + (f" ({statement.title})" if statement.title else "")
+        make_linkable(self.document, self.env, statement.anchor, text, box.line or 0)
         if statement.kind not in UNINDEXED:
             names = [statement.label, *([statement.title] if statement.title else [])]
             entries = [("single", name, statement.anchor, "", None) for name in names]
@@ -100,15 +102,6 @@ class StatementTransform(SphinxTransform):
         slugs = getattr(self.document, "myst_slugs", {})
         for slug, (line, known, text) in slugs.items():
             slugs[slug] = (line, other if known == anchor else known, text)
-
-    def _make_linkable(self, statement: Statement, line: int) -> None:
-        # MyST looks for the anchor of a link in these two tables and in no other place.
-        text = statement.label + (f" ({statement.title})" if statement.title else "")
-        entry = (line, statement.anchor, text)
-        slugs = getattr(self.document, "myst_slugs", {})
-        slugs[statement.anchor] = entry
-        self.document.myst_slugs = slugs
-        self.env.metadata[self.env.docname].setdefault("myst_slugs", {})[statement.anchor] = entry
 
 
 def _opening(
