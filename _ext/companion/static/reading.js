@@ -1,0 +1,100 @@
+// Everything here adds to a page that is whole without it: pictures in full size, tables that say
+// what their heads are, and paper that shows what a click would.
+
+// --- pictures in full size ---------------------------------------------------------------------
+
+// One window for all pictures of the page. A <dialog> keeps the focus inside, closes on Escape and
+// gives the focus back.
+const viewer = document.createElement("dialog");
+viewer.className = "lg-viewer";
+viewer.setAttribute("aria-label", "Figure in full size");
+viewer.innerHTML =
+  '<form method="dialog"><button class="lg-tool" autofocus>Close</button></form>' +
+  '<div tabindex="0" role="group" aria-label="Figure, scrolls both ways"></div>';
+
+const enlarge = (figure) => {
+  // A slider has many pictures, of which one is shown.
+  const shown = figure.querySelector(".lg-wide img:not([hidden])");
+  const copy = shown.cloneNode();
+  const width = Number(shown.getAttribute("width"));
+  copy.removeAttribute("class");
+  copy.style.cssText = `display:block;height:auto;width:max(${0.75 * width}px, min(${width}px, 92vw))`;
+  viewer.lastElementChild.replaceChildren(copy);
+  viewer.showModal();
+};
+
+const preparePictures = () => {
+  const figures = [...document.querySelectorAll("figure:has(> .lg-wide)")];
+  if (!figures.length) return;
+  document.body.append(viewer);
+  for (const figure of figures) {
+    const box = figure.querySelector(".lg-wide");
+    const tools = document.createElement("div");
+    tools.className = "lg-tools";
+    const hint = document.createElement("span");
+    hint.textContent = "\u2194 scrolls sideways";
+    const button = document.createElement("button");
+    button.type = "button";
+    button.className = "lg-tool";
+    button.textContent = "Enlarge";
+    button.setAttribute("aria-haspopup", "dialog");
+    button.addEventListener("click", () => enlarge(figure));
+    tools.append(hint, button);
+    box.after(tools);
+    const fit = () => {
+      const image = box.querySelector("img:not([hidden])");
+      const scrolls = box.scrollWidth > box.clientWidth + 1;
+      hint.hidden = !scrolls;
+      // Only where the picture is clearly smaller than it was drawn is there anything to gain.
+      tools.hidden = image.clientWidth > 0.85 * Number(image.getAttribute("width"));
+      // A box that scrolls can be reached by keyboard; one that does not would be a useless stop.
+      if (scrolls) {
+        box.tabIndex = 0;
+        box.setAttribute("role", "group");
+        box.setAttribute("aria-label", "Figure, scrolls sideways");
+      } else {
+        for (const name of ["tabindex", "role", "aria-label"]) box.removeAttribute(name);
+      }
+    };
+    new ResizeObserver(fit).observe(box);
+    fit();
+  }
+};
+
+// --- tables of pandas --------------------------------------------------------------------------
+
+// pandas writes corners as empty heads, which are announced as heads of nothing, and does not say
+// whether a head is one of a column or of a row.
+const prepareTables = () => {
+  for (const table of document.querySelectorAll("table.dataframe")) {
+    for (const head of table.querySelectorAll("th")) {
+      if (head.textContent.trim()) {
+        const group = head.colSpan > 1 ? "colgroup" : "col";
+        const rows = head.rowSpan > 1 ? "rowgroup" : "row";
+        head.scope = head.closest("thead") ? group : rows;
+        continue;
+      }
+      const corner = document.createElement("td");
+      for (const { name, value } of head.attributes) corner.setAttribute(name, value);
+      head.replaceWith(corner);
+    }
+  }
+};
+
+// --- paper -------------------------------------------------------------------------------------
+
+let unfolded = [];
+let theme;
+window.addEventListener("beforeprint", () => {
+  unfolded = [...document.querySelectorAll("details:not([open])")];
+  for (const details of unfolded) details.open = true;
+  theme = document.documentElement.dataset.theme;
+  document.documentElement.dataset.theme = "light";
+});
+window.addEventListener("afterprint", () => {
+  for (const details of unfolded) details.open = false;
+  document.documentElement.dataset.theme = theme;
+});
+
+preparePictures();
+prepareTables();
