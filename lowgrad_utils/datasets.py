@@ -486,7 +486,7 @@ def _choose(labels: Tensor, n, per_class, seed, where: str) -> Tensor:
 
 def _read_shipped(facts: Archive) -> dict[str, np.ndarray]:
     """Return the arrays of a shipped archive after checking its SHA-256."""
-    path = files.data_folder() / facts.archive
+    path = files.shipped(files.data_folder(facts.archive))
     remedy = f"restore it with `git checkout -- data/{facts.archive}`, or reinstall lowgrad_utils"
     if not path.is_file():
         raise DataError(f"{facts.archive} is missing beside the package; {remedy}")

@@ -4,6 +4,8 @@ import os
 from pathlib import Path
 
 _PACKAGE = Path(__file__).parent
+# Lies beside the data of a notebook that carries the package, with no more data than it reads.
+_CARRIED = "CARRIED"
 
 
 def data_folder(*names: str) -> Path:
@@ -20,6 +22,27 @@ def data_folder(*names: str) -> Path:
     """
     inside = _PACKAGE / "data"
     return (inside if inside.is_dir() else _PACKAGE.parent / "data").joinpath(*names)
+
+
+def shipped(path: Path) -> Path:
+    """Return the path of a shipped file that is to be read.
+
+    Args:
+        path: The path.
+
+    Raises:
+        FileNotFoundError: If it is one of those that a notebook carrying the package left out.
+
+    Example:
+        >>> shipped(data_folder("mnist_subset.npz")).is_file()
+        True
+    """
+    if not path.exists() and data_folder(_CARRIED).is_file():
+        raise FileNotFoundError(
+            f"{path.name} is not here: this notebook carries only the data that its own cells "
+            "read; install lowgrad_utils, or open the notebook in a clone of the book, for all"
+        )
+    return path
 
 
 def write_whole(path: Path, content: bytes) -> None:

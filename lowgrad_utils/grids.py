@@ -542,7 +542,7 @@ def stored(name: str) -> pd.DataFrame:
     Raises:
         ValueError: If the name is unknown, or the file is not the one its provenance describes.
     """
-    return sweeps.load_grid(grid_path(name))
+    return sweeps.load_grid(files.shipped(grid_path(name)))
 
 
 def grid_path(name: str) -> Path:

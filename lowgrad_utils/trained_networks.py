@@ -76,7 +76,8 @@ def load(name: str) -> TrainedNetwork:
     """
     manifest = _manifest()
     entry = manifest[checks.choice("name", name, manifest)]
-    state, about = classifiers.load_checkpoint(folder() / f"{name}.pt", sha256=entry["sha256"])
+    path = files.shipped(folder() / f"{name}.pt")
+    state, about = classifiers.load_checkpoint(path, sha256=entry["sha256"])
     data = datasets.load(about["dataset"])
     x, labels = data.images(size=about["size"])
     model = classifiers.build(

@@ -13,6 +13,19 @@ def test_data_inside_the_package_come_first(tmp_path, monkeypatch):
     assert files.data_folder("grids") == package / "data" / "grids"
 
 
+def test_what_a_notebook_left_out_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_PACKAGE", tmp_path)
+    (tmp_path / "data" / "grids").mkdir(parents=True)
+    # Elsewhere a missing file is a damaged installation, which its reader tells.
+    path = files.data_folder("grids", "a.csv")
+    assert files.shipped(path) == path
+    (tmp_path / "data" / "CARRIED").touch()
+    with pytest.raises(FileNotFoundError, match=r"^a\.csv is not here: this notebook carries only"):
+        files.shipped(path)
+    path.touch()
+    assert files.shipped(path) == path
+
+
 def test_a_file_is_written_whole_and_nothing_lies_beside_it(tmp_path):
     path = tmp_path / "table.csv"
     path.write_bytes(b"a much longer older content")
