@@ -98,12 +98,13 @@ def _about(root: Path, name: str, data: list[str], where: address.Address | None
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf8"))["project"]
     size = sum((root / "data" / each).stat().st_size for each in data) / 1e6
     what = f"the data that its cells read ({len(data)} files, {size:.1f} MB)" if data else "no data"
-    published = f" It is published at [{where.repository}]({where.file('README.md')})."
-    links = "" if where else " Links to other chapters are plain text here."
+    published, links = "", " Links to other chapters are plain text here."
+    if where:
+        published, links = f" It is published at [{where.repository}]({where.repository}).", ""
     return (
         f"*This file is the chapter `{name}` of the book **{TITLE}**, version "
         f"{project['version']}, made to run by itself, in Colab or any Jupyter.*"
-        f"{published if where else ''} It carries the package `lowgrad_utils` and {what}. The two "
+        f"{published} It carries the package `lowgrad_utils` and {what}. The two "
         "folded cells below unpack them for this session and change nothing that is installed; "
         "numpy, torch and the other packages of Colab are used as they are. "
         f"Run all cells from the top.{links} Code under the MIT licence, text and figures under "

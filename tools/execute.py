@@ -77,6 +77,31 @@ class Report:
     data: tuple[str, ...] = ()
 
 
+class Progress:
+    """Remembers which cell runs and how long each one took."""
+
+    def __init__(self):
+        self.index: int | None = None
+        self.seconds: dict[int, float] = {}
+        self._began = 0.0
+
+    def begin(self, cell: dict, cell_index: int) -> None:
+        """Note that a cell begins; nbclient calls it."""
+        self.index = cell_index
+        self._began = time.monotonic()
+
+    def end(self, cell: dict, cell_index: int, execute_reply: dict) -> None:
+        """Note how long a cell took; nbclient calls it."""
+        self.seconds[cell_index] = time.monotonic() - self._began
+
+    def slowest(self) -> tuple[int, float]:
+        """Return number and seconds of the slowest cell."""
+        if not self.seconds:
+            return 0, 0.0
+        index = max(self.seconds, key=self.seconds.__getitem__)
+        return index + 1, self.seconds[index]
+
+
 def result_path(root: Path, document: str, key: str) -> Path:
     """Return where the executed copy of a document lies."""
     return root / "_build" / ".executed" / document / f"{key}.ipynb"
@@ -175,7 +200,7 @@ def execute_one(root: Path, document: str, target: Path, cell_timeout: int) -> R
     """
     start = time.monotonic()
     for attempt in range(1, START_ATTEMPTS + 1):
-        progress = _Progress()
+        progress = Progress()
         notebook = nbformat.read(page_source(root, document), as_version=4)
         try:
             data = run(notebook, page_source(root, document).parent, cell_timeout, progress)
@@ -184,7 +209,7 @@ def execute_one(root: Path, document: str, target: Path, cell_timeout: int) -> R
             never_began = isinstance(error, RuntimeError) and progress.index is None
             if never_began and attempt < START_ATTEMPTS:
                 continue
-            why = _describe_failure(document, notebook, progress.index, error)
+            why = describe_failure(document, notebook, progress.index, error)
             return Report(document, time.monotonic() - start, failure=why)
     report = Report(document, time.monotonic() - start, *progress.slowest(), data=data)
     notebook.metadata["lowgrad_execution"] = asdict(report)
@@ -196,7 +221,7 @@ def run(
     notebook: nbformat.NotebookNode,
     folder: Path,
     cell_timeout: int = CELL_TIMEOUT,
-    progress: "_Progress | None" = None,
+    progress: Progress | None = None,
 ) -> tuple[str, ...]:
     """Execute a notebook in a kernel of its own; outputs go into the notebook.
 
@@ -209,7 +234,7 @@ def run(
     Returns:
         The shipped data that it read, by their names below the data folder.
     """
-    progress = progress or _Progress()
+    progress = progress or Progress()
     with tempfile.TemporaryDirectory() as beside:
         reads = Path(beside, "reads")
         client = _client(notebook, folder, cell_timeout, progress)
@@ -220,7 +245,7 @@ def run(
 
 
 def _client(
-    notebook: nbformat.NotebookNode, folder: Path, cell_timeout: int, progress: "_Progress"
+    notebook: nbformat.NotebookNode, folder: Path, cell_timeout: int, progress: Progress
 ) -> NotebookClient:
     # In a namespace of its own: the notebook's names stay what its cells make of them.
     record = f"exec(open({str(RECORD_READS)!r}, encoding='utf8').read(), {{}})"
@@ -239,31 +264,17 @@ def _client(
     )
 
 
-class _Progress:
-    """Remembers which cell runs and how long each one took."""
-
-    def __init__(self):
-        self.index: int | None = None
-        self.seconds: dict[int, float] = {}
-        self._began = 0.0
-
-    def begin(self, cell: dict, cell_index: int) -> None:
-        self.index = cell_index
-        self._began = time.monotonic()
-
-    def end(self, cell: dict, cell_index: int, execute_reply: dict) -> None:
-        self.seconds[cell_index] = time.monotonic() - self._began
-
-    def slowest(self) -> tuple[int, float]:
-        if not self.seconds:
-            return 0, 0.0
-        index = max(self.seconds, key=self.seconds.__getitem__)
-        return index + 1, self.seconds[index]
-
-
-def _describe_failure(
+def describe_failure(
     document: str, notebook: nbformat.NotebookNode, index: int | None, error: Exception
 ) -> str:
+    """Return where and why a notebook failed, ready to print.
+
+    Args:
+        document: Its name, without suffix.
+        notebook: The notebook, with the outputs so far.
+        index: The cell that failed, None if it was none.
+        error: What was raised.
+    """
     if index is None:
         return f"{document}.ipynb, before its first cell: {type(error).__name__}: {error}"
     cell = notebook.cells[index]

@@ -26,6 +26,7 @@ import http.server
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -51,6 +52,8 @@ PEERS = (
 # What students install, tried out in an environment of its own on top of the book's: otter brings
 # two dozen packages that no page of the book may come to depend on.
 COURSE = ("otter-grader==7.0.0", "ipykernel>=6.29")
+# Colab's packages, in an environment that shares nothing with the book's.
+COLAB = os.path.join("tools", "colab_packages.txt")
 # On Linux the installer takes torch for GPUs unless it is told where the small build lies.
 NEEDED_WITH_GPU_GB = 8
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -251,6 +254,41 @@ def add_course():
     with open(os.path.join(own, "book.pth"), "w", encoding="utf8") as handle:
         handle.write(f"import site; site.addsitedir({book!r})\n")
     _pip(*COURSE, python=venv_program("python", folder))
+    with open(stamp, "w", encoding="utf8") as handle:
+        handle.write(wanted)
+
+
+def colab_folder(torch):
+    """Return the environment that has Colab's packages and one version of torch."""
+    return os.path.join(VENV, "colab-torch-" + torch)
+
+
+def add_colab(torch):
+    """Make an environment of Colab's kind; quick when it is there.
+
+    Args:
+        torch: The version of torch. Of most versions there is only a build for GPUs, of some GB.
+
+    Raises:
+        Stop: It cannot be made; the message says what to do.
+    """
+    if not re.fullmatch(r"\d+(\.\d+)+", torch):
+        raise Stop(f"'{torch}' is no version of torch: give one such as 2.6.0")
+    folder = colab_folder(torch)
+    with open(os.path.join(ROOT, COLAB), encoding="utf8") as handle:
+        wanted = f"{sys.version_info[:3]} {ROOT} torch=={torch}\n{handle.read()}"
+    stamp = os.path.join(folder, "complete.txt")
+    if os.path.exists(stamp):
+        with open(stamp, encoding="utf8") as handle:
+            if handle.read() == wanted:
+                return
+    print(f"Environment: installing Colab's packages with torch {torch}", flush=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    _run_logged([sys.executable, "-m", "venv", folder])
+    python = venv_program("python", folder)
+    install = (python, "-m", "pip", "install", "--disable-pip-version-check")
+    _run_logged([*install, "--no-deps", "--requirement", COLAB])
+    _run_logged([*install, f"torch=={torch}"])
     with open(stamp, "w", encoding="utf8") as handle:
         handle.write(wanted)
 
