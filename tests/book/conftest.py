@@ -7,6 +7,7 @@ import shutil
 import sys
 import threading
 from pathlib import Path
+from urllib.parse import urlparse
 
 import pytest
 
@@ -24,6 +25,12 @@ BROWSER_FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+
+# After this nothing moves any more: formulas are set, and pictures have their size.
+FORMULAS_READY = """async () => {
+  if (window.MathJax && MathJax.startup) await MathJax.startup.promise;
+  await Promise.all([...document.images].map((image) => image.decode().catch(() => null)));
+}"""
 
 
 @pytest.fixture(scope="session")
@@ -74,3 +81,43 @@ def browser():
         browser = playwright.chromium.launch(executable_path=program, args=BROWSER_FLAGS)
         yield browser
         browser.close()
+
+
+@pytest.fixture
+def open_page(browser, site):
+    """A function that opens a page at a width and collects what went wrong meanwhile.
+
+    Further options are those of a browser's context, such as `color_scheme="dark"`.
+    """
+    contexts = []
+
+    def open_it(address, width=1300, **options):
+        context = browser.new_context(viewport={"width": width, "height": 900}, **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.troubles = []
+        host = urlparse(site).netloc
+
+        def note(request):
+            if urlparse(request.url).netloc not in (host, ""):
+                page.troubles.append(f"request to another host: {request.url}")
+
+        def check(response):
+            if response.status >= 400:
+                page.troubles.append(f"status {response.status}: {response.url}")
+
+        page.on("request", note)
+        page.on("response", check)
+        page.on("requestfailed", lambda r: page.troubles.append(f"failed request: {r.url}"))
+        page.on("pageerror", lambda error: page.troubles.append(f"script error: {error}"))
+        page.on(
+            "console",
+            lambda m: m.type == "error" and page.troubles.append(f"console error: {m.text}"),
+        )
+        page.goto(f"{site}/{address}", wait_until="networkidle")
+        page.evaluate(FORMULAS_READY)
+        return page
+
+    yield open_it
+    for context in contexts:
+        context.close()

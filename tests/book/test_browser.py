@@ -1,17 +1,11 @@
 """A real browser opens every page, over http, on a wide and on a narrow screen."""
 
-from urllib.parse import urlparse
-
 import pytest
 from book_sources import toc_documents
 from small_books import ROOT
 
 PAGES = [*toc_documents(ROOT), "genindex", "search"]
 WIDTHS = (1300, 400)
-FORMULAS_READY = """async () => {
-  if (window.MathJax && MathJax.startup) await MathJax.startup.promise;
-  await Promise.all([...document.images].map((image) => image.decode().catch(() => null)));
-}"""
 # Formulas with an end that no scrolling brings into view.
 CUT_FORMULAS = """() => [...document.querySelectorAll("div.math")].filter((box) => {
   const scroll = (x) => box.querySelectorAll("mjx-container").forEach((inner) => {
@@ -32,43 +26,6 @@ BROKEN_PICTURES = """() => [...document.images]
   .filter((image) => !image.hidden && !image.naturalWidth).map((image) => image.alt)"""
 RAW_FORMULAS = """() => [...document.querySelectorAll(".math")]
   .filter((formula) => !formula.querySelector("mjx-container")).map((f) => f.textContent)"""
-
-
-@pytest.fixture
-def open_page(browser, site):
-    """A function that opens a page at a width and collects what went wrong meanwhile."""
-    contexts = []
-
-    def open_it(address, width=1300):
-        context = browser.new_context(viewport={"width": width, "height": 900})
-        contexts.append(context)
-        page = context.new_page()
-        page.troubles = []
-        host = urlparse(site).netloc
-
-        def note(request):
-            if urlparse(request.url).netloc not in (host, ""):
-                page.troubles.append(f"request to another host: {request.url}")
-
-        def check(response):
-            if response.status >= 400:
-                page.troubles.append(f"status {response.status}: {response.url}")
-
-        page.on("request", note)
-        page.on("response", check)
-        page.on("requestfailed", lambda r: page.troubles.append(f"failed request: {r.url}"))
-        page.on("pageerror", lambda error: page.troubles.append(f"script error: {error}"))
-        page.on(
-            "console",
-            lambda m: m.type == "error" and page.troubles.append(f"console error: {m.text}"),
-        )
-        page.goto(f"{site}/{address}", wait_until="networkidle")
-        page.evaluate(FORMULAS_READY)
-        return page
-
-    yield open_it
-    for context in contexts:
-        context.close()
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -155,11 +112,3 @@ def test_ledger_is_filtered_and_sorted(open_page):
     ascending = page.locator(names).all_inner_texts()
     heading.click()
     assert page.locator(names).all_inner_texts() == ascending[::-1]
-
-
-def test_dark_mode_reads(open_page, browser, site):
-    context = browser.new_context(color_scheme="dark")
-    page = context.new_page()
-    page.goto(f"{site}/index.html")
-    assert page.evaluate("() => document.documentElement.dataset.theme") == "dark"
-    context.close()
