@@ -3,8 +3,7 @@
 
 // --- pictures in full size ---------------------------------------------------------------------
 
-// One window for all pictures of the page. A <dialog> keeps the focus inside, closes on Escape and
-// gives the focus back.
+// One window for all pictures of the page. A <dialog> keeps the focus inside and gives it back.
 const viewer = document.createElement("dialog");
 viewer.className = "lg-viewer";
 viewer.setAttribute("aria-label", "Figure in full size");
@@ -12,13 +11,18 @@ viewer.innerHTML =
   '<form method="dialog"><button class="lg-tool" autofocus>Close</button></form>' +
   '<div tabindex="0" role="group" aria-label="Figure, scrolls both ways"></div>';
 
+viewer.addEventListener("click", (event) => event.target === viewer && viewer.close());
+// A browser would do this by itself, if the theme's scripts let the key through.
+viewer.addEventListener("keydown", (event) => event.key === "Escape" && viewer.close());
+
 const enlarge = (figure) => {
   // A slider has many pictures, of which one is shown.
   const shown = figure.querySelector(".lg-wide img:not([hidden])");
   const copy = shown.cloneNode();
   const width = Number(shown.getAttribute("width"));
   copy.removeAttribute("class");
-  copy.style.cssText = `display:block;height:auto;width:max(${0.75 * width}px, min(${width}px, 92vw))`;
+  const shownWidth = `max(${0.75 * width}px, min(${width}px, 92vw))`;
+  copy.style.cssText = `display:block;height:auto;max-width:none;width:${shownWidth}`;
   viewer.lastElementChild.replaceChildren(copy);
   viewer.showModal();
 };
