@@ -2,7 +2,8 @@
 
 python course/make.py [--out FOLDER]
 
-FOLDER/student/NAME.ipynb        for students; opens in Colab and Jupyter, needs no other file
+FOLDER/student/NAME.ipynb        for students; carries the book's package and the data it reads, so
+                                 it opens in Colab and Jupyter and needs no other file
 FOLDER/solution/NAME.ipynb       for instructors: the same, gaps filled, with rubrics
 FOLDER/autograder/NAME.zip       for whoever grades: hidden tests, rubrics, the solution
 """
@@ -13,26 +14,37 @@ import sys
 import zipfile
 from pathlib import Path
 
+import reads
 import sources
 import views
+
+sys.path.append(str(views.ROOT / "tools"))
+
+import carrying
+from book_sources import BookError
 
 OUT = views.ROOT / "_build" / "assignments"
 
 
-def make(source: Path, out: Path) -> list[Path]:
+def make(source: Path, out: Path, data: list[str] | None = None) -> list[Path]:
     """Write the three files of one assignment; return their paths.
 
     Args:
         source: The assignment's source.
         out: The folder to write to.
+        data: The data that the student's notebook carries, with the package; by default it
+            carries neither, and installs.
 
     Raises:
         sources.SourceError: The source is not complete.
     """
     assignment = sources.read(source)
     solution = views.as_file(views.notebook(assignment, solved=True))
+    student = views.notebook(assignment, solved=False)
+    if data is not None:
+        student = carrying.carry(student, carrying.pack(data))
     files = {
-        f"student/{source.stem}.ipynb": views.as_file(views.notebook(assignment, solved=False)),
+        f"student/{source.stem}.ipynb": views.as_file(student),
         f"solution/{source.stem}.ipynb": solution,
         f"autograder/{source.stem}.zip": _archive(
             {
@@ -66,9 +78,10 @@ def main(argv: list[str] | None = None) -> int:
     out = parser.parse_args(argv).out
     try:
         for source in sorted((views.ROOT / "assignments").glob("*.py")):
-            for path in make(source, out):
-                print(path)
-    except (sources.SourceError, OSError) as error:
+            data = reads.data_read(sources.read(source), out / ".reads")
+            for path in make(source, out, data):
+                print(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")
+    except (sources.SourceError, BookError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
     print("Hand out the folder 'student'; keep 'solution' and 'autograder' private.")
