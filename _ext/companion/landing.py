@@ -82,4 +82,5 @@ def counts_html(rows: list[dict]) -> str:
     verdicts = [ledger.verdict_of(row) for row in rows if ".control" not in row["id"]]
     counts = Counter(verdicts)
     parts = ", ".join(f"{ledger.badge(name)} {count}" for name, count in counts.most_common())
-    return f'<p class="lg-verdicts"><strong>{len(verdicts)} statements</strong>: {parts}.</p>'
+    number = f"{len(verdicts)} statement{'' if len(verdicts) == 1 else 's'}"
+    return f'<p class="lg-verdicts"><strong>{number}</strong>: {parts}.</p>'
