@@ -119,7 +119,7 @@ close("v for M = 0", found[2][0], 0.45**2, f"{hint} What is the variance of such
 step = 1e-5
 change = two_slopes(mean + step, s, 0.1)[0] - two_slopes(mean - step, s, 0.1)[0]
 error = (found[1] - change / (2 * step)).abs().max()
-hint = "It should be how fast your own mu changes with M: compare with its difference quotient."
+hint = "It should be how fast your own mu changes with M (difference quotient, in float64)."
 assert error < 1e-6, f"c is off by {error:.1e}. {hint}"
 mean, s = torch.tensor([-2.0, 3.0]).double(), torch.tensor([0.5, 2.0]).double()
 for value, wanted in zip(two_slopes(mean, s, 1.0), (1.0, 0.0, 0.0)):
@@ -163,7 +163,8 @@ def check(calls, answers):
     for c, answer in zip(calls, answers):
         x = c.arguments
         positive = tail(-x["mean"] / x["s"])
-        near(part(answer, 0, 3), positive + x["delta"] * (1 - positive), name="mu")
+        expected = positive + x["delta"] * (1 - positive)
+        near(part(answer, 0, 3), expected, tolerance=1e-6, name="mu")
 
 
 # %% hidden q1 1: bend
@@ -192,7 +193,7 @@ def check(calls, answers):
         positive = tail(-x["mean"] / x["s"])
         mu = positive + x["delta"] * (1 - positive)
         expected = positive * (1 - mu) ** 2 + (1 - positive) * (x["delta"] - mu) ** 2
-        near(part(answer, 2, 3), expected, name="v")
+        near(part(answer, 2, 3), expected, tolerance=1e-6, name="v")
 
 
 # %% hidden q1 1: nearly all on one side
@@ -659,13 +660,13 @@ found = ntk_twin(7, 0.2, 0.3, 0.5)
 assert isinstance(found, tuple | list) and len(found) == 4, "return t, lambda', kappa' and eta'"
 hint = "Both strengths are 0 here: is f - y of one run a multiple of that of the other?"
 gap = total_step(ntk_twin, 7, 0.0, 0.0)
-assert gap < 1e-9, f"the steps differ by {gap:.1e} of their length. {hint}"
+assert gap < 1e-6, f"the steps differ by {gap:.1e} of their length. {hint}"
 hint = "Only decay is on: how many factors gamma has the loss's gradient, how many has lambda W?"
 gap = total_step(ntk_twin, 7, 0.2, 0.0)
-assert gap < 1e-9, f"the steps differ by {gap:.1e} of their length. {hint}"
+assert gap < 1e-6, f"the steps differ by {gap:.1e} of their length. {hint}"
 hint = "Only the Jacobian penalty is on: count its factors gamma."
 gap = total_step(ntk_twin, 7, 0.0, 0.3)
-assert gap < 1e-9, f"the steps differ by {gap:.1e} of their length. {hint}"
+assert gap < 1e-6, f"the steps differ by {gap:.1e} of their length. {hint}"
 
 
 # %% hidden common
