@@ -40,8 +40,9 @@
 #
 # **Notation.** Data $X = X_B + \zeta z q^\top$ of size $n \times d$ with examples $x_i$ as rows and
 # a unit vector $q$; weights $W$ of size $m \times d$ with rows $w_j$, and $a \in \mathbb R^m$; the
-# network $f(x) = \gamma\, a^\top \sigma(Wx)$; residues $r_i$, the derivatives of the loss of each
-# example in $f(x_i)$. Its gradient in $W$, transposed to $d \times m$, is
+# network $f(x) = \gamma\, a^\top \sigma(Wx)$ with preactivations $h_{ij} = w_j^\top x_i$; residues
+# $r_i$, the derivatives of the loss of each example in $f(x_i)$. Its gradient in $W$, transposed
+# to $d \times m$, is
 #
 # $$
 # G = \frac{\gamma}{n} X^\top\big[(r a^\top) \circ \sigma'(XW^\top)\big] ,
@@ -1254,9 +1255,9 @@ def expected_gradient(X, W, a, gamma, r, tau):
 #
 # Data with a steep bulk, on which ReLU buries the residue spike, as in the chapter on input noise.
 # The residue is that of the network itself without its part along $z$, so that $S_{12} = 0$, and
-# it stays fixed. The figure shows how well the leading left singular vector is aligned with the
-# *clean* direction $X_B^\top r$: for one draw of the noise, for the mean of 16 draws, and for your
-# mean over all.
+# it stays fixed; rows of $W$ have length one. The figure shows how well the leading left singular
+# vector is aligned with the *clean* direction $X_B^\top r$: for one draw of the noise, for the mean
+# of 16 draws, and for your mean over all.
 
 
 # %%
