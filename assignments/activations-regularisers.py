@@ -1500,6 +1500,209 @@ def crossing(s, p, p3):
     return (math.sqrt(mixed**2 + square * missing) - mixed) / square
 
 
+# %% right q1: all questions with numpy and scipy
+import numpy as np
+from scipy.stats import norm
+
+
+def two_slopes(mean, s, delta):
+    mean, s = mean.numpy(), s.numpy()
+    right, left = norm.cdf(mean / s), norm.sf(mean / s)
+    return [
+        right + delta * left,
+        (1 - delta) * norm.pdf(0, mean, s),
+        (1 - delta) ** 2 * right * left,
+    ]
+
+
+def slope_statistics(activation, mean, s):
+    mean, s = mean.numpy()[:, None], s.numpy()[:, None]
+    if activation == "relu":
+        mean, s = mean[:, 0], s[:, 0]
+        share, density = norm.cdf(mean / s), norm.pdf(0, mean, s)
+        return share, density, (density * s) ** 2 / (share * (1 - share))
+    nodes, weights = np.polynomial.legendre.leggauss(200)
+    nodes, weights = 9 * nodes, 9 * weights * norm.pdf(9 * nodes)
+    values = ACTIVATIONS[activation].derivative(torch.as_tensor(mean + s * nodes)).numpy()
+    mu = values @ weights
+    rest = values - mu[:, None]
+    along = (rest * nodes) @ weights
+    return mu, along / s[:, 0], along**2 / (rest**2 @ weights)
+
+
+def straight_spike(X, z, zeta, W, a, gamma, r, c):
+    X, z, W, a, r, c = (np.asarray(each) for each in (X, z, W, a, r, c))
+    return (W * (c * a)[:, None]) @ ((z * r) @ X) * zeta * gamma / len(z)
+
+
+def ntk_twin(m, decay, jacobian, step):
+    old, new = 1 / m, 1 / np.sqrt(m)
+    t = new / old
+    longer = step * old / (new * t)
+    return t, step * decay / longer, step * jacobian * old**2 / (longer * new**2), longer
+
+
+def weight_penalty(X, W, a, gamma, activation):
+    sigma, h = ACTIVATIONS[activation], X @ W.T
+    value, first, second = (
+        f(h).numpy() for f in (sigma.value, sigma.derivative, sigma.second_derivative)
+    )
+    X, a = X.numpy(), a.numpy()
+    lengths = (X**2).sum(axis=1)
+    inner = np.einsum("id,i,ij,ij,j->dj", X, lengths, first, second, a**2)
+    return gamma**2 / len(X) * inner, gamma**2 / len(X) * np.einsum("id,ij,ij->dj", X, value, first)
+
+
+def input_penalty(X, W, a, gamma, activation):
+    sigma, h = ACTIVATIONS[activation], X @ W.T
+    first, second = (a * sigma.derivative(h)).numpy(), (a * sigma.second_derivative(h)).numpy()
+    X, W, scale = X.numpy(), W.numpy(), gamma**2 / len(X)
+    return scale * W.T @ (first.T @ first), scale * X.T @ (second * (first @ (W @ W.T)))
+
+
+def expected_gradient(X, W, a, gamma, r, tau):
+    X, W, a, r = (each.numpy() for each in (X, W, a, r))
+    h, spread, scale = X @ W.T, tau * np.linalg.norm(W, axis=1), gamma / len(X)
+    if tau == 0:
+        return scale * X.T @ (r[:, None] * (h > 0) * a), np.zeros(W.T.shape)
+    smoothed = scale * X.T @ (r[:, None] * norm.cdf(h, 0, spread) * a)
+    return smoothed, tau**2 * scale * W.T * (a * (r @ norm.pdf(h, 0, spread)))
+
+
+def crossing(s, p, p3):
+    s, p, p3 = (np.asarray(each) for each in (s, p, p3))
+    if np.linalg.norm(p) >= np.linalg.norm(s):
+        return 0
+    if not p3.any():
+        return np.inf
+    unit = np.linalg.norm(p3) / np.linalg.norm(s)
+    roots = np.roots([p3 @ p3 / unit**2, 2 * p @ p3 / unit, p @ p - s @ s])
+    return roots[roots > 0].min() / unit
+
+
+# %% right q1: all questions one entry or example at a time
+def two_slopes(mean, s, delta):
+    rows = []
+    for M, width in zip(mean.tolist(), s.tolist()):
+        t = M / width
+        right, left = math.erfc(-t / 2**0.5) / 2, math.erfc(t / 2**0.5) / 2
+        mu = right + delta * left
+        bend = (1 - delta) * math.exp(-t * t / 2) / (width * (2 * math.pi) ** 0.5)
+        # Two rare kinds of terms: the side that is rare, and how far mu is from the other slope.
+        rows.append(
+            [mu, bend, right * ((1 - delta) * left) ** 2 + left * ((1 - delta) * right) ** 2]
+        )
+    return tuple(torch.tensor(rows, dtype=torch.float64).T)
+
+
+def slope_statistics(activation, mean, s):
+    edges = torch.linspace(-8.5, 8.5, 40_001, dtype=torch.float64)
+    g, weights = (edges[1:] + edges[:-1]) / 2, torch.special.ndtr(edges).diff()
+    rows = []
+    for M, width in zip(mean, s):
+        y = ACTIVATIONS[activation].derivative(M + width * g)
+        mu = weights @ y
+        covariance = weights @ ((y - mu) * g)
+        squares = (weights @ (y - mu) ** 2) * (weights @ g**2)
+        rows.append(torch.stack([mu, covariance / width, covariance**2 / squares]))
+    return tuple(torch.stack(rows).T)
+
+
+def straight_spike(X, z, zeta, W, a, gamma, r, c):
+    v = torch.zeros(len(W), dtype=torch.float64)
+    for i in range(0, len(X), 5000):
+        rows = slice(i, i + 5000)
+        for j in range(0, len(W), 5000):
+            v[j : j + 5000] += (z * r)[rows] @ (X[rows] @ W[j : j + 5000].T)
+    return v * a * c * (gamma * zeta / len(X))
+
+
+def ntk_twin(m, decay, jacobian, step):
+    return [m**0.5, torch.tensor(decay).double() * m, jacobian, step / m]
+
+
+def weight_penalty(X, W, a, gamma, activation):
+    sigma = ACTIVATIONS[activation]
+    inner, outer = torch.zeros(2, *W.T.shape, dtype=torch.float64)
+    for x in X:
+        h = W @ x
+        bends = (x @ x) * a**2 * sigma.derivative(h) * sigma.second_derivative(h)
+        inner += gamma**2 / len(X) * torch.outer(x, bends)
+        outer += gamma**2 / len(X) * torch.outer(x, sigma.value(h) * sigma.derivative(h))
+    return inner, outer
+
+
+def input_penalty(X, W, a, gamma, activation):
+    sigma = ACTIVATIONS[activation]
+    direct, bent = torch.zeros(2, *W.T.shape, dtype=torch.float64)
+    for x in X:
+        h = W @ x
+        inputs = gamma * W.T @ (a * sigma.derivative(h))
+        direct += gamma / len(X) * torch.outer(inputs, a * sigma.derivative(h))
+        bent += gamma / len(X) * torch.outer(x, a * sigma.second_derivative(h) * (W @ inputs))
+    return direct, bent
+
+
+def expected_gradient(X, W, a, gamma, r, tau):
+    smoothed, pull = torch.zeros(2, *W.T.shape, dtype=torch.float64)
+    for x, residue in zip(X, r):
+        for j, w in enumerate(W):
+            h, length = float(w @ x), float(w.norm())
+            share, density = float(h > 0), 0.0
+            if tau > 0:
+                t = h / (tau * length)
+                share, density = math.erfc(-t / 2**0.5) / 2, math.exp(-t * t / 2)
+            factor = gamma / len(X) * residue * a[j]
+            smoothed[:, j] += factor * share * x
+            pull[:, j] += factor * tau * density / (2 * math.pi) ** 0.5 * w / length
+    return [smoothed, pull]
+
+
+def crossing(s, p, p3):
+    square, mixed, missing = p3 @ p3, 2 * (p @ p3), p @ p - s @ s
+    if missing >= 0:
+        return torch.tensor(0.0)
+    if square == 0:
+        return torch.tensor(math.inf)
+    return (-mixed + torch.sqrt(mixed**2 - 4 * square * missing)) / (2 * square)
+
+
+# %% right q6: automatic differentiation, with slopes held fixed; a threshold by root finding
+from scipy.optimize import brentq
+
+
+def weight_penalty(X, W, a, gamma, activation):
+    sigma, V = ACTIVATIONS[activation], W.clone().requires_grad_()
+    values = gamma**2 * sigma.value(X @ V.T).square().sum() / (2 * len(X))
+    outer = torch.autograd.grad(values, V)[0].T
+    if activation == "relu":
+        return torch.zeros_like(outer), outer
+    norms = X.square().sum(dim=1) @ (sigma.derivative(X @ V.T).square() @ a.square())
+    return torch.autograd.grad(gamma**2 * norms / (2 * len(X)), V)[0].T, outer
+
+
+def input_penalty(X, W, a, gamma, activation):
+    front, inside = W.clone().requires_grad_(), W.clone().requires_grad_()
+    inputs = gamma * (ACTIVATIONS[activation].derivative(X @ inside.T) * a) @ front
+    total = inputs.square().sum() / (2 * len(X))
+    direct, bent = torch.autograd.grad(total, (front, inside), allow_unused=True)
+    return direct.T, torch.zeros_like(W).T if bent is None else bent.T
+
+
+def crossing(s, p, p3):
+    def excess(strength):
+        return float((p + strength * p3).norm() / s.norm()) - 1
+
+    if excess(0) >= 0:
+        return 0.0
+    if not p3.any():
+        return float("inf")
+    high = float(s.norm() / p3.norm())
+    while excess(high) < 0:
+        high *= 2
+    return brentq(excess, 0, high, xtol=1e-12 * high)
+
+
 # %% [markdown]
 # ### The experiment: two penalties against the residue spike
 #
