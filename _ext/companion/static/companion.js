@@ -1,16 +1,63 @@
-// The ledger's table: a click on a heading sorts, the two fields above it filter.
+// The ledger's table: a click on a heading sorts, the fields above it filter. The page's address
+// keeps the filter (what-holds.html?verdict=fails), and leads to a row (what-holds.html#tlh.fig-7).
 document.querySelectorAll(".lg-ledger").forEach((ledger) => {
-  const find = ledger.querySelector("[data-lg-find]");
-  const verdict = ledger.querySelector("[data-lg-verdict]");
-  const filter = () => {
-    const word = find.value.trim().toLowerCase();
-    ledger.querySelectorAll("tbody tr").forEach((row) => {
-      const text = row.textContent.toLowerCase().includes(word);
-      row.hidden = !(text && (!verdict.value || row.dataset.verdict === verdict.value));
-    });
+  const fields = [...ledger.querySelectorAll("[data-lg-filter]")];
+  const rows = [...ledger.querySelectorAll("tbody tr")];
+  const status = ledger.querySelector(".lg-status");
+  const name = (field) => field.dataset.lgFilter;
+  const passes = (row, field) => {
+    const wanted = field.value.trim();
+    if (!wanted) return true;
+    if (name(field) === "find") return row.textContent.toLowerCase().includes(wanted.toLowerCase());
+    if (name(field) === "chapter" && row.dataset.part === wanted) return true;
+    return row.dataset[name(field)] === wanted;
   };
-  find.addEventListener("input", filter);
-  verdict.addEventListener("change", filter);
+  const filter = () => {
+    rows.forEach((row) => { row.hidden = !fields.every((field) => passes(row, field)); });
+    const shown = rows.filter((row) => !row.hidden);
+    ledger.querySelectorAll(".lg-table").forEach((table) => {
+      table.hidden = ![...table.tBodies[0].rows].some((row) => !row.hidden);
+    });
+    ledger.querySelectorAll(".lg-counts li").forEach((item) => {
+      const count = shown.filter((row) => row.dataset.verdict === item.dataset.verdict).length;
+      item.querySelector(".lg-count").textContent = count;
+      item.hidden = !count;
+    });
+    status.textContent = `${shown.length} of ${rows.length} rows shown`;
+  };
+  const keep = () => {
+    const query = new URLSearchParams();
+    fields.forEach((field) => field.value.trim() && query.set(name(field), field.value.trim()));
+    const text = query.toString();
+    history.replaceState(null, "", location.pathname + (text && `?${text}`));
+  };
+  const clear = () => {
+    fields.forEach((field) => { field.value = ""; });
+    filter();
+    keep();
+  };
+  const showRow = () => {
+    const id = decodeURIComponent(location.hash.slice(1));
+    const row = id && document.getElementById(id)?.closest(".lg-ledger tbody tr");
+    if (!row) return;
+    // A filter must not hide what the address asks for.
+    if (row.hidden) {
+      fields.forEach((field) => { field.value = ""; });
+      filter();
+    }
+    row.scrollIntoView({ block: "center" });
+  };
+  const query = new URLSearchParams(location.search);
+  fields.forEach((field) => {
+    field.value = query.get(name(field)) ?? "";
+    // An address with a value that the list does not have filters nothing.
+    if (field.value === "" || field.selectedIndex === -1) field.value = "";
+    field.addEventListener(field.tagName === "SELECT" ? "change" : "input", () => { filter(); keep(); });
+  });
+  ledger.querySelector("[data-lg-all]").addEventListener("click", clear);
+  addEventListener("hashchange", showRow);
+  filter();
+  showRow();
   // Shown only here: without a script the fields would do nothing.
   ledger.querySelector(".lg-filter").hidden = false;
 
