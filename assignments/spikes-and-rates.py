@@ -432,9 +432,9 @@ plt.show()
 #
 # The law above is for entries of one variance. A bulk whose columns have variances $k^{-\alpha}$,
 # or the bulk of a gradient, has another edge. Where the entries of the bulk are independent and
-# symmetric about 0, whatever their variances, there is an edge for everybody: multiply each entry
-# by a random sign of its own. That changes nothing about such a bulk, and turns a rank-one term
-# into noise (Hong, Sheng and Dobriban, 2020, *signflip parallel analysis*).
+# symmetric about 0, whatever their variances, there is a way to find it without a law: multiply
+# each entry by a random sign of its own. The result is distributed as such a bulk was before, while
+# a rank-one term turns into noise (Hong, Sheng and Dobriban, 2020, *signflip parallel analysis*).
 #
 # Count step by step, starting with $k = 0$. Let $R_k$ be $X$ without its $k$ leading singular
 # triplets. The edge is the largest, over `draws` draws, of the largest singular value of
@@ -625,17 +625,18 @@ for alpha in (0.0, 0.5, 1.0):
 # BEGIN SOLUTION
 # (a) The threshold is $t = c^{1/4}$ with $t \approx \zeta\sqrt c$, so $\zeta = c^{-1/4} = 1.07$ for
 # $c = 3/4$; in the figure the squared cosines rise between 1 and 1.25. $s_1$ is too large, since
-# the bulk adds to the term: by 53 % at $\zeta = 1.5$, by 8 % at $\zeta = 4$ (unshrunk: 4 % and
-# 1 %). (b) Below the threshold 6 of the 12 draws give a positive strength: at finite size the
-# largest value of the bulk (and the median) fluctuate, so that $s_1$ lies above the edge in half
-# of the draws, and the formula then reports a term of at least the threshold's strength. A margin
-# of order $n^{-2/3}$ above the edge, as in question 3, would make such reports rare, at the cost
-# of terms just above the threshold. (c) The Marchenko-Pastur edge fails for $\alpha = 1/2$ and 1:
-# it counts 5 to 7 and 16 to 18 values where there is no spike, because the entries do not have one
-# variance. Random signs count right in all 24 cases. They need independent entries, symmetric
-# about 0: a bulk whose covariance is not diagonal in the coordinates (the same data after a
-# rotation of the features) or noise that examples share would be destroyed by the signs, and the
-# edge would be too low.
+# the bulk adds to the term: by 53 % at $\zeta = 1.5$, by 8 % at $\zeta = 4$ (unshrunk: 4 % and 1
+# %). (b) Below the threshold 6 of the 12 draws give a positive strength: at finite size the largest
+# value of the bulk (and the median) fluctuate, so that $s_1$ lies above the edge in half of the
+# draws, and the formula then reports a term of at least the threshold's strength. A margin of order
+# $n^{-2/3}$ above the edge, as in question 3, would make such reports rare, at the cost of terms
+# just above the threshold. (c) The Marchenko-Pastur edge fails for $\alpha = 1/2$ and 1: it counts
+# 5 to 7 and 16 to 18 values where there is no spike, because the entries do not have one variance.
+# Random signs count right in all 24 cases. They need independent entries, symmetric about 0: a bulk
+# whose covariance is not diagonal in the coordinates (the same data after a rotation of the
+# features) or noise that examples share would be destroyed by the signs, and the edge would be too
+# low (tried: after a random rotation of the features 4 to 8 values count as spikes at
+# $\alpha = 1/2$, and all 120 at $\alpha = 1$).
 # END SOLUTION
 # BEGIN RUBRIC
 # - 1 point: threshold near 1.07 from the formula and from the figure; $s_1$ too large, with numbers
@@ -1223,9 +1224,8 @@ plt.show()
 # which one decides for softplus, which for tanh? (b) Which intervals for $S_2/S_1$ contain the
 # exponent of the theorem's bound, $2\nu - \frac{1 - \alpha}{2}$, and which contain your prediction?
 # Nearly all measured exponents lie below the prediction: is that evidence against it? (Look at how
-# the draws are keyed.) (c) Why is the interval for $S_{12}$ so much longer? (d) Somebody asks
-# whether
-# $\|S_2\|/\|S_1\|$ really goes like $n^0$ for softplus at $\nu = 1/4$. Answer in two or three
+# the draws are keyed.) (c) Why is the interval for $S_{12}$ so much longer? (d) Does
+# $\|S_2\|/\|S_1\|$ really go like $n^0$ for softplus at $\nu = 1/4$? Answer in two or three
 # sentences that you would sign, and estimate how many seeds would tell your prediction for these
 # sizes from 0. (Eight to ten sentences in all.)
 
@@ -1243,11 +1243,11 @@ plt.show()
 # twelve rows are close to one draw seen twelve times. An interval promises that it covers in 95 %
 # of repetitions with new seeds; it knows nothing of bending power laws. (c) $z^\top r$ has mean
 # zero and its logarithm a standard deviation of 1.1, because it is close to 0 now and then;
-# $\|S_2\|$ and $\|E\|$ are sums of many terms. (d) Between
-# $n = 60$ and 202 the exponent is $-0.12$, with the interval $[-0.27, 0.03]$ from eight seeds:
-# compatible with $n^0$ and with $n^{-1/4}$. Theory says $-0.04$ at these sizes and 0 in the limit.
-# To tell these apart the half-width 0.15 must fall to about 0.02, which takes some
-# $8 \cdot (0.15/0.02)^2 = 450$ seeds, or sizes over a much wider range.
+# $\|S_2\|$ and $\|E\|$ are sums of many terms. (d) Between $n = 60$ and 202 the exponent is
+# $-0.12$, with the interval $[-0.27, 0.03]$ from eight seeds: compatible with $n^0$ and with
+# $n^{-1/4}$. Theory says $-0.04$ at these sizes and 0 in the limit. To tell these apart the
+# half-width 0.15 must fall to about 0.02, which takes some $8 \cdot (0.15/0.02)^2 = 450$ seeds, or
+# sizes over a much wider range.
 # END SOLUTION
 # BEGIN RUBRIC
 # - 1 point: the two exponents, and that $c = 0$ removes the larger for tanh
@@ -1261,7 +1261,7 @@ plt.show()
 #
 # Let $A = u p^\top + q t^\top$ with vectors $u, q$ of length $d$ and $p, t$ of length $m$, of any
 # lengths and at any angles. Its first left singular vector $u_1$ lies in the plane of $u$ and $q$,
-# and two inner products on the left and on the right are enough to find it.
+# and to find it you need no more than the inner products of $u$ and $q$, and those of $p$ and $t$.
 #
 # **Question q7.** Write `leader`, which returns the two alignments
 # $|u_1^\top u|/\|u\|$ and $|u_1^\top q|/\|q\|$. It must work for vectors of length 100 000, for
@@ -1392,10 +1392,10 @@ def leader(u, p, q, t):
 #
 # Only $v$ needs the $n \times m$ slopes. Replace them by their linear part and noise,
 # $\sigma'_{\perp, ij} \approx c_j\, w_j^\top x_i + \tau_j \xi_{ij}$ with independent
-# $\xi_{ij} \sim N(0, 1)$ and $\tau_j^2 = V_j - c_j^2 s_j^2$: the variance of the slope, less that
-# of its linear part. Then $p^\top p$, $p^\top t$ and $t^\top t$ are random. Put their means over
-# the $\xi_{ij}$ in their place: that is all you need to know of $p$ and $t$ for the first left
-# singular vector.
+# $\xi_{ij} \sim N(0, 1)$ and $\tau_j^2 = V_j - c_j^2 s_j^2$: the variance
+# $V_j = \operatorname{Var}\sigma'(s_j g)$ of the slope, less that of its linear part. Then
+# $p^\top p$, $p^\top t$ and $t^\top t$ are random. Put their means over the $\xi_{ij}$ in their
+# place: that is all you need to know of $p$ and $t$ for the first left singular vector.
 #
 # **Question q8.** Write `expected_leader`, which returns the two alignments of question 7 for these
 # means, with no $n \times m$ matrix. All $a_j$ are $\pm 1$ and drop out (why?).
@@ -1403,7 +1403,7 @@ def leader(u, p, q, t):
 
 # %% answer q8
 def expected_leader(X, W, z, q, zeta, r, mu, c, V, s):
-    """Alignments with X_B^T r and q, for X (n x d), W (m x d), z, r (n), q (d); the rest: m."""
+    """Alignments with X_B^T r and q; X n x d, W m x d, z and r n, q d, and mu, c, V, s: m."""
     # BEGIN SOLUTION
     b, weighted = z @ r, z * r
     u = X.T @ r - zeta * b * q
@@ -1792,11 +1792,11 @@ plt.show()
 # %% [markdown]
 # **Question w3.** (a) At which $\nu$ does the rule of thumb err most, and which word does it say
 # too early? Compare with the exponents of the third experiment: why can a rule made of exponents
-# not be right there? (b) `expected_leader` knows neither $E$ nor the slopes, and the pieces do not
-# know
-# $E$. Which of the two omissions costs more, from which $\nu$ on, and for which activation do the
-# points scatter most? What does the linear part miss there? (c) Name one change of the experiment
-# for which you expect `expected_leader` to fail, and say why. (Five to seven sentences.)
+# not be right there? (b) `expected_leader` knows neither $E$ nor the slopes; the pieces know the
+# slopes, but not $E$. Which of the two omissions costs more, from which $\nu$ on, and for which
+# activation do the points scatter most? What does the linear part miss there? (c) Name one change
+# of the experiment for which you expect `expected_leader` to fail, and say why. Try it if you can.
+# (Five to seven sentences.)
 
 # %% [markdown] written w3 3
 # BEGIN SOLUTION
@@ -1805,14 +1805,14 @@ plt.show()
 # $2\nu - 1/2 = 0.1$ at $\nu = 0.3$, and $n = 90$: $90^{0.1} = 1.6$ does not overcome constants such
 # as $c/\mu$, which favour the residue spike; besides, $z^\top r$ is random. (b) The mean error of
 # the pieces stays below 0.01, so $E$ hardly turns $u_1$. That of `expected_leader` is at most 0.005
-# up to $\nu = 0.2$ and then grows to 0.026 at $\nu = 0.6$: the slopes' linear part costs more.
-# Most scatter has tanh (one case at $\nu = 0.6$ is off by 0.47). With $c = 0$ its slopes are all
-# noise for the prediction, but they are even functions: all neurons have small slopes on examples
-# with large $|z_i|$, so that the term along $q$ lacks those examples' part of $z^\top r$. (c)
-# Weights that look along $q$: then all neurons see the spike alike, and slopes that share it are
-# neither linear nor independent noise. (Tried with rows $w + q$, normalised: for tanh the mean
-# error is 0.46 at $\nu = 0.3$ and 0.83 at $\nu = 0.6$. A heavy-tailed residue, which one might
-# suspect, does no harm: with Cauchy noise in the targets the errors stay below 0.06.)
+# up to $\nu = 0.2$ and then grows to 0.026 at $\nu = 0.6$: the slopes' linear part costs more. Most
+# scatter has tanh (one case at $\nu = 0.6$ is off by 0.47). With $c = 0$ its slopes are all noise
+# for the prediction, but they are even functions: all neurons have small slopes on examples with
+# large $|z_i|$, so that the term along $q$ lacks those examples' part of $z^\top r$. (c) Weights
+# that look along $q$: then all neurons see the spike alike, and slopes that share it are neither
+# linear nor independent noise. (Tried with rows $w + q$, normalised: for tanh the mean error is
+# 0.46 at $\nu = 0.3$ and 0.83 at $\nu = 0.6$. A heavy-tailed residue, which one might suspect, does
+# no harm: with Cauchy noise in the targets the errors stay below 0.06.)
 # END SOLUTION
 # BEGIN RUBRIC
 # - 1 point: $\nu = 0.3$ and 0.4, *spike* too early; a small exponent against constants, in numbers
