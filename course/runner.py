@@ -208,10 +208,17 @@ class _Nothing:
         return self
 
 
+def _anything(attribute: str) -> _Nothing:
+    # Who looks through all modules, as torch's optimisers do, must not take this for a file.
+    if attribute.startswith("__"):
+        raise AttributeError(attribute)
+    return _Nothing()
+
+
 def _namespace() -> dict[str, Any]:
     for name in ("otter", "google", "google.colab"):
         sys.modules[name] = types.ModuleType(name)
-        sys.modules[name].__getattr__ = lambda attribute: _Nothing()
+        sys.modules[name].__getattr__ = _anything
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
     # What a notebook has without importing it. Public tests are not run again here.

@@ -123,6 +123,16 @@ def test_what_notebooks_need_elsewhere_does_no_harm(judged):
     assert judged(source) == (TOTAL, "graded", "")
 
 
+def test_optimisers_of_torch_run(judged):
+    # Making the first one takes seconds, and looks at the file of every module that is loaded.
+    source = (
+        "import torch\nw = torch.ones(2, requires_grad=True)\n"
+        "optimiser = torch.optim.Adam([w], lr=0.1)\nw.sum().backward()\noptimiser.step()\n"
+        "assert (w < 1).all()"
+    )
+    assert judged(source, limits=LIMITS) == (TOTAL, "graded", "")
+
+
 def test_many_threads_are_stopped(judged):
     source = (
         "import threading, time\nthreading.stack_size(65536)\n"
