@@ -41,8 +41,9 @@ class AnchorTransform(SphinxTransform):
         """Visit every piece of raw HTML of the page."""
         for raw in list(self.document.findall(nodes.raw)):
             found = ANCHOR.fullmatch(raw.astext().strip())
-            holder = _holder(raw)
-            if not found or holder is None:
+            # A closing tag that went with its anchor is in no list of children any more.
+            holder = _holder(raw) if found else None
+            if holder is None:
                 continue
             anchor = found["id"]
             closing = raw.next_node(descend=False, siblings=True)
