@@ -121,7 +121,7 @@ def set_everywhere(address: Address | None, root: Path = ROOT) -> list[Path]:
     change("tools/setup_cell.py", lambda text: _once(SETTING, f'ADDRESS = "{package}"', text))
     for path in sorted((root / "chapters").glob("*.ipynb")):
         change(f"chapters/{path.name}", lambda text: _once(STORED, package, text))
-    change("_config.yml", lambda text: _configured(text, address))
+    change("_config.yml", lambda text: configured(text, address))
     change("README.md", lambda text: _with_badges(text, address))
     change("CITATION.cff", lambda text: _cited(text, address))
     changed = [path for path, text in new.items() if _read(path) != text]
@@ -154,7 +154,12 @@ def _value(config: str, name: str) -> str:
     return _setting(name).search(config)[2].strip('"')
 
 
-def _configured(text: str, address: Address | None) -> str:
+def configured(text: str, address: Address | None) -> str:
+    """Return the text of `_config.yml` with an address, or without one.
+
+    Raises:
+        AddressError: A line that takes a part of it is missing.
+    """
     words = {
         "colab_url": f'"{COLAB if address else ""}"',
         "url": f'"{address.repository if address else ""}"',

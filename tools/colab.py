@@ -16,7 +16,7 @@ from typing import Any
 
 import address
 from book_sources import BookError, notebooks, page_source
-from carrying import ROOT, carry, pack, source_of
+from carrying import ROOT, Carried, carry, pack, source_of
 from execute import WORKERS, execute_book, execution_report
 
 OUT = ROOT / "_build" / "colab"
@@ -28,23 +28,23 @@ PAGE_LINK = re.compile(
 
 
 def chapter(
-    root: Path, document: str, data: list[str], where: address.Address | None
+    root: Path, document: str, carried: Carried, where: address.Address | None
 ) -> dict[str, Any]:
     """Return a chapter that carries the package.
 
     Args:
         root: The project's folder.
         document: The chapter's name in `_toc.yml`.
-        data: The names of the data that it reads.
+        carried: The package with the data that it reads.
         where: Where the book is published; None leaves links to other chapters as text.
     """
     path = page_source(root, document)
-    notebook = carry(json.loads(path.read_text(encoding="utf8")), pack(data, root), root)
+    notebook = carry(json.loads(path.read_text(encoding="utf8")), carried, root)
     named: dict[str, str] = {}
     for cell in notebook["cells"]:
         if cell["cell_type"] == "markdown":
             cell["source"] = _with_links(source_of(cell), path, root, where, named)
-    notebook["cells"].insert(1, _text("about", _about(root, path.stem, data, where)))
+    notebook["cells"].insert(1, _text("about", _about(root, path.stem, carried.data, where)))
     if named:
         rows = "\n".join(f"- {title}: `{name}`" for name, title in sorted(named.items()))
         notebook["cells"].append(
@@ -94,7 +94,7 @@ def _title(path: Path) -> str:
     return source_of(cells[0]).splitlines()[0].removeprefix("# ")
 
 
-def _about(root: Path, name: str, data: list[str], where: address.Address | None) -> str:
+def _about(root: Path, name: str, data: tuple[str, ...], where: address.Address | None) -> str:
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf8"))["project"]
     size = sum((root / "data" / each).stat().st_size for each in data) / 1e6
     what = f"the data that its cells read ({len(data)} files, {size:.1f} MB)" if data else "no data"
@@ -136,13 +136,14 @@ def write(
     out.mkdir(parents=True, exist_ok=True)
     written = {}
     for document, result in results.items():
-        data = list(execution_report(result).data)
-        text = json.dumps(chapter(root, document, data, where), indent=1, ensure_ascii=False) + "\n"
+        carried = pack(execution_report(result).data, root)
+        content = chapter(root, document, carried, where)
+        text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
         target = out / f"{Path(document).name}.ipynb"
         part = target.with_suffix(".part")
         part.write_text(text, encoding="utf8")
         part.replace(target)
-        written[target.stem] = (len(text.encode()), len(data))
+        written[target.stem] = (len(text.encode()), len(carried.data))
     if not chosen:
         for path in out.glob("*.ipynb"):
             if path.stem not in written:
