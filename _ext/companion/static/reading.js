@@ -85,6 +85,17 @@ const prepareTables = () => {
   }
 };
 
+// --- long names --------------------------------------------------------------------------------
+
+// In narrow columns a function's name goes to the next line after a dot or an underscore, instead of
+// anywhere.
+const breakNames = () => {
+  for (const name of document.querySelectorAll("code.lg-function .pre")) {
+    const parts = name.textContent.split(/(?<=[._])/);
+    name.replaceChildren(...parts.flatMap((part) => [part, document.createElement("wbr")]));
+  }
+};
+
 // --- paper -------------------------------------------------------------------------------------
 
 let unfolded = [];
@@ -102,3 +113,4 @@ window.addEventListener("afterprint", () => {
 
 preparePictures();
 prepareTables();
+breakNames();
