@@ -114,12 +114,13 @@ def example(claim, n=8):
 # %% [markdown]
 # ## The claims
 #
-# Choose one. `n` is the size; $d$ and $m$ follow from it by `sizes(n)`. Each claim says what a
-# *case* is (a dictionary of arrays, see `shapes` and `example` above), which *number* says how far
-# its hypothesis is broken, and which *statistic* shows its conclusion. The *dial* runs from 0,
-# where every hypothesis holds, to 1, where the named one is broken and all others still hold.
-# "Exponent" is the exponent of the statistic in $n$, "level" its value at the largest size.
-# $\|\cdot\|$ is the length of a vector and the operator norm of a matrix.
+# Choose one of the seven; the tests know these and no others. `n` is the size; $d$ and $m$ follow
+# from it by `sizes(n)`. Each claim says what a *case* is (a dictionary of arrays, see `shapes` and
+# `example` above), which *number* says how far its hypothesis is broken, and which *statistic*
+# shows its conclusion. The *dial* runs from 0, where every hypothesis holds, to 1, where the named
+# one is broken and all others still hold. "Exponent" is the exponent of the statistic in $n$,
+# "level" its value at the largest size. $\|\cdot\|$ is the length of a vector and the operator norm
+# of a matrix.
 #
 # The first two share a model: $X = X_B + \zeta z q^\top$, entries of $X_B$ and $z$ standard normal,
 # $q$ a unit vector, $\zeta = n^{1/8}$; rows of $W$ uniform on the unit sphere, $a_j = \pm 1$; the
@@ -207,6 +208,42 @@ def example(claim, n=8):
 # %% [markdown]
 # ## 1. The plan
 #
+# **Question w1.** Before any code: state (a) the conclusion of your claim as an inequality for the
+# summary, (b) the hypothesis as a number and what it is at dial 0 and 1, (c) what you predict for
+# the summary at dial 0 and at dial 1, with a short derivation for dial 1, and what you guess in
+# between: does the claim go at once, bit by bit, or at a threshold? (Eight to twelve sentences.)
+
+# %% [markdown] written w1 5
+# BEGIN SOLUTION
+# (Claim "concentration".) (a) The exponent $p$ of $\|E\|/\|S_1\|$ in $n$ is at most
+# $\nu - 1/2 = -3/8$, plus what $\log n$ adds over the sizes measured. (b) The number is
+# $h = \max_i r_i^2/\|r\|^2$. At dial 0 it is of order $\log n/n$ ($r_i = 1 + g_i/2$); at dial 1
+# one example has everything, $h = 1$. (c) At dial 0 I predict $-3/8$ to $-1/2$. At dial 1,
+# $r = \|r\| e_1$: then $S_1 \propto \frac12 x_{B,1} a^\top$ and
+# $E \propto x_{B,1}(a \circ \sigma'_\perp(Wx_1))^\top$ have the same left factor, and the ratio is
+# $2\|\sigma'_\perp(Wx_1)\|/\sqrt m$, twice the root mean square of the slope about its mean:
+# a constant, so $p = 0$. In between, with $r = \sqrt{1-t}\,r_0 + \sqrt t\,\|r_0\| e_1$, the spread
+# part gives about $n^{-3/8}$ and the single example about $\sqrt t$ times a constant. So for every
+# fixed $t > 0$ the exponent must go to 0 in the end, but at size $n$ one sees it only once
+# $\sqrt t$ is comparable with $n^{-3/8}$: I expect a gradual change, half done near
+# $t = n^{-3/4}$, that is 0.02 to 0.05 between $n = 240$ and 60, if the constants are alike.
+# END SOLUTION
+# BEGIN RUBRIC
+# - 1 point: the conclusion as an inequality for what is measured, with its number
+# - 1 point: the hypothesis as a number, with its value or order at both ends
+# - 2 points: the prediction at dial 1, derived (1 if only asserted, or if derived with one gap).
+#   What is right: concentration 0; weights between $1/8$ and $1/4$ for rows along $q$; tails
+#   $\min(k, 1/2)$ for noise of tail index $1/k$, so $1/2$ for Cauchy, less what $\log n$ takes;
+#   signs 0, since $f$ then has the mean $\mathrm{E}\,\mathrm{relu}$; one-sign a value of order
+#   $\zeta^2$ against the bulk; classes $\|\sum_c (\pi_c - 1/C) M_c\|/\|G\|$ with $M_c$ the second
+#   moment of class $c$; centres a value of order one, growing with the logits
+# - 1 point: a guess for what lies between, with a reason, in a form that can turn out wrong
+# - A wrong prediction with a reason earns full marks; do not compare it with the result here.
+#   Typical for 2 of 5: "at dial 0 the claim holds, at dial 1 it does not, in between something
+#   happens".
+# END RUBRIC
+
+# %% [markdown]
 # Your rule, the same for all claims: at each dial you get a 95 % interval, from `low` to `high`,
 # of the summary (exponent or level). The claim **holds** there if `high <= bound`, it **fails** if
 # `low > bound`, and otherwise the result is **undecided**. You fix the bound, the dials, the sizes
@@ -621,42 +658,6 @@ def sham(dial, n, seed):
 
 
 # %% [markdown]
-# **Question w1.** Before any code: state (a) the conclusion of your claim as an inequality for the
-# summary, (b) the hypothesis as a number and what it is at dial 0 and 1, (c) what you predict for
-# the summary at dial 0 and at dial 1, with a short derivation for dial 1, and what you guess in
-# between: does the claim go at once, bit by bit, or at a threshold? (Eight to twelve sentences.)
-
-# %% [markdown] written w1 5
-# BEGIN SOLUTION
-# (Claim "concentration".) (a) The exponent $p$ of $\|E\|/\|S_1\|$ in $n$ is at most
-# $\nu - 1/2 = -3/8$, plus what $\log n$ adds over the sizes measured. (b) The number is
-# $h = \max_i r_i^2/\|r\|^2$. At dial 0 it is of order $\log n/n$ ($r_i = 1 + g_i/2$); at dial 1
-# one example has everything, $h = 1$. (c) At dial 0 I predict $-3/8$ to $-1/2$. At dial 1,
-# $r = \|r\| e_1$: then $S_1 \propto \frac12 x_{B,1} a^\top$ and
-# $E \propto x_{B,1}(a \circ \sigma'_\perp(Wx_1))^\top$ have the same left factor, and the ratio is
-# $2\|\sigma'_\perp(Wx_1)\|/\sqrt m$, twice the root mean square of the slope about its mean:
-# a constant, so $p = 0$. In between, with $r = \sqrt{1-t}\,r_0 + \sqrt t\,\|r_0\| e_1$, the spread
-# part gives about $n^{-3/8}$ and the single example about $\sqrt t$ times a constant. So for every
-# fixed $t > 0$ the exponent must go to 0 in the end, but at size $n$ one sees it only once
-# $\sqrt t$ is comparable with $n^{-3/8}$: I expect a gradual change, half done near
-# $t = n^{-3/4}$, that is 0.02 to 0.05 between $n = 240$ and 60, if the constants are alike.
-# END SOLUTION
-# BEGIN RUBRIC
-# - 1 point: the conclusion as an inequality for what is measured, with its number
-# - 1 point: the hypothesis as a number, with its value or order at both ends
-# - 2 points: the prediction at dial 1, derived (1 if only asserted, or if derived with one gap).
-#   What is right: concentration 0; weights between $1/8$ and $1/4$ for rows along $q$; tails
-#   $\min(k, 1/2)$ for noise of tail index $1/k$, so $1/2$ for Cauchy, less what $\log n$ takes;
-#   signs 0, since $f$ then has the mean $\mathrm{E}\,\mathrm{relu}$; one-sign a value of order
-#   $\zeta^2$ against the bulk; classes $\|\sum_c (\pi_c - 1/C) M_c\|/\|G\|$ with $M_c$ the second
-#   moment of class $c$; centres a value of order one, growing with the logits
-# - 1 point: a guess for what lies between, with a reason, in a form that can turn out wrong
-# - A wrong prediction with a reason earns full marks; do not compare it with the result here.
-#   Typical for 2 of 5: "at dial 0 the claim holds, at dial 1 it does not, in between something
-#   happens".
-# END RUBRIC
-
-# %% [markdown]
 # ## 2. The hypothesis as a number
 #
 # **Question q2.** Write `broken`, which returns the *number* of your claim for a case: how far its
@@ -753,7 +754,7 @@ def extremes(claim, rng):
         none.update(W=np.tile(none["q"], (len(none["a"]), 1)), r=1e-3 * none["r"])
     elif claim == "tails":
         whole["noise"] = rng.choice([-1.0, 1.0], size=n) * rng.uniform(0.9, 1, size=n)
-        none["noise"] = np.where(np.arange(n) < n / 8, -1e6, 1.0) * rng.uniform(0.9, 1, size=n)
+        none["noise"] = np.where(np.arange(n) < n / 8, 1e6, -1.0) * rng.uniform(0.9, 1, size=n)
     elif claim == "signs":
         m = len(whole["a"]) // 2
         whole.update(a=np.repeat([1.0, -1.0], m), W=whole["W"][: 2 * m], y=1e-3 * whole["y"])
@@ -1025,6 +1026,16 @@ def statistic(case):
 #   "classes" also `delta`). Then two dials differ by the dial alone, and not by luck.
 #
 # Each of these is a point. How you break the hypothesis is up to you.
+#
+# <details><summary>If you are stuck</summary>
+#
+# Write it in two parts: first draw every array of an unbroken case, always in the same order and
+# without looking at the dial; then turn the one array. Two ways to turn: blend the array with one
+# that is wholly broken, weights `1 - dial` and `dial` (and repair what must stay, such as unit
+# rows), or break a share `dial` of its entries. If its number jumps at once or moves too late, use
+# a power of the dial. Print `broken(setup(dial, 16, seed))` for some dials before you go on.
+#
+# </details>
 
 
 # %% answer q4
@@ -1181,8 +1192,11 @@ def sound(claim, name, cases):
     elif name == "delta":
         means = np.zeros(4)
         for case in cases:
-            lengths = (case["delta"] ** 2).sum(axis=(1, 2))
-            means += [lengths[case["labels"] == c].mean() for c in range(4)]
+            lengths, own = (
+                (case["delta"] ** 2).sum(axis=(1, 2)),
+                case["labels"][:, None] == range(4),
+            )
+            means += lengths @ own / np.maximum(own.sum(axis=0), 1)
         assert means.max() > 1.1 * means.min(), "the classes do not differ in length"
     elif name == "noise":
         middle = abs(np.median(every)) / np.median(abs(every))
@@ -1387,6 +1401,14 @@ def setup(dial, n, seed):
 # in `TURNED` may change with the dial (for "classes" also `delta`). From dial 0 to dial 1 it must
 # change by at least a quarter of its own length at dial 0 (for "centres", where that is 0 or can
 # be, by at least 1). It may call `setup`.
+#
+# <details><summary>If you are stuck</summary>
+#
+# Which property of the array does the hypothesis ask for, and which does it leave free? Turn the
+# free one: another array of the same kind drawn with another seed, the same values in another
+# order, or a change that the conclusion's formulas cannot see.
+#
+# </details>
 
 
 # %% answer q5
@@ -1696,7 +1718,7 @@ def decide(dials, low, high, bound):
 
 
 # %% public q8
-vector = lambda *numbers: torch.tensor(numbers).double()
+vector = lambda *numbers: torch.tensor(numbers, dtype=torch.float64)
 dials, low, high = vector(0, 0.2, 0.5, 1), vector(-2, -1, -0.5, 1), vector(-1, 0, 0.5, 2)
 found = ran("It is called with three vectors and a number.", decide, dials, low, high, 0.0)
 assert isinstance(found, dict), "decide gives no dictionary: does it end with 'return {...}'?"
@@ -1933,9 +1955,9 @@ plt.show()
 #
 # **What it does not show.** (1) Size: the verdict at a fixed share belongs to these sizes. The
 # right panel bends at $t = 0.1$, and by the argument of w1 every fixed share must break the claim
-# in the end; I would repeat $t = 0.02$ to 0.1 at $n = 240$ to 1920. (2) One large residue is one way
-# to break Assumption 5. A tenth of the examples with ten times the residue would be another, and
-# may cost nothing. (3) One activation and one $\nu$; for $\tanh$, whose $\|E\|$ is smaller, the
+# in the end; I would repeat $t = 0.02$ to 0.1 at $n = 240$ to 1920. (2) One large residue is one
+# way to break Assumption 5. A tenth of the examples with ten times the residue would be another,
+# and may cost nothing. (3) One activation and one $\nu$; for $\tanh$, whose $\|E\|$ is smaller, the
 # same share should show earlier.
 # END SOLUTION
 # BEGIN RUBRIC
@@ -1953,6 +1975,14 @@ plt.show()
 #   one activation, one residue, one $\nu$, seeds shared by the dials)
 # - Never for the verdict itself. Take 1 point off for numbers that no cell prints, and 1 for
 #   "proves"
+# - For comparison, what our own cases gave, blends or shares as in "If you are stuck" (32 to 128
+#   examples or so, 8 to 40 seeds; other dials and ways give other numbers). Weights: exponent
+#   $-0.25$ at dial 0, $-0.03$ at 0.1, $0.17$ at 0.2, about $0.24$ from 0.5 on. Tails ($t$ with
+#   $1/t$ degrees of freedom, sizes 100 to 1600): $-0.09$, $0.05$ at 0.2, $0.20$ at 0.4, $0.34$ at
+#   1. Signs: $-0.49$, $-0.37$ at 0.1, $-0.06$ at 0.3, $0$ at 1; ten seeds leave some sham dials
+#   undecided. One-sign: level $10^{-16}$, $0.006$ at 0.05, $0.07$ at 0.5, $0.6$ at 1, skewed, so
+#   that intervals are wide. Classes: $0.05$ at 0.1 to $1.1$ at 1. Centres: $0.012$ at 0.001, $0.12$
+#   at 0.01 (as much broken, as much wrong), $0.76$ at 0.1, and less at 1
 # - A good report (10 to 11) reads like the model: "undecided at 0.3 (share 0.35): $-0.13$
 #   $[-0.17, -0.10]$, the bound $-0.16$ is inside"; it says that a verdict at a fixed share belongs
 #   to its sizes, and where the second panel bends. A middling one (6 to 7) has verdicts and the
