@@ -17,7 +17,8 @@
 #     "lowgrad_utils.experiments.clusters.cluster_numbers",
 #     "lowgrad_utils.experiments.excess.evenness_of",
 #     "lowgrad_utils.experiments.excess.split_derivatives",
-#     "lowgrad_utils.experiments.density.level_spectra",
+#     "lowgrad_utils.experiments.excess._restricted_eigenvalues",
+#     "lowgrad_utils.experiments.edge_threshold.share_between",
 # ]
 
 # %% [markdown]
@@ -546,7 +547,8 @@ def ritz(G, rows):
 # rows of $R$ ($K \times P$, which may be dependent; the rank is decided as in question q2). Each
 # angle must be right to $10^{-11}$, also where it is nearly 0 or nearly $\pi/2$. The arc cosine of
 # a number that is right to 16 digits is not, for small angles: find out what it loses, and what is
-# better there.
+# better there. (SciPy's `subspace_angles` falls short of this where small and large angles come
+# together.)
 
 
 # %% answer q3
@@ -763,7 +765,7 @@ plt.show()
 # the span. How close $\rho_k$ comes is a finding: here the Ritz values are 0.72 to 0.96 of the
 # eigenvalues ($k \le 9$), while $G_1$ alone has 0.10 to 0.14 of them. So the span is nearly right
 # and the sizes are off by a factor of seven to ten. The angles say the same of the spaces: 8 to 50
-# degrees, against 13 to 86 for classes dealt out at random; these are no poor guess, because a few
+# degrees, against 13 to 85 for classes dealt out at random; these are no poor guess, because a few
 # images carry most of $G$, but the true classes are nearer at every $j$. Right directions with
 # wrong sizes are no contradiction: a mean of vectors of one direction and uneven sizes keeps the
 # direction, and its square is smaller than the mean of the squares. The residual norms say that $G$
@@ -1038,10 +1040,11 @@ for k in (0, 4, 8):
     print(f"{means + sizes + rest:7.3f}   ({whole:6.3f})")
 
 # %% [markdown]
-# Then a network that is small enough for all its logit derivatives: 300 images of MNIST at
-# 8 x 8 pixels, ten hidden units, $P = 760$, before and after training. Along each of the nine
-# leading eigenvectors of $G$ the three parts make up the eigenvalue. The line is
-# $b_1 = \lambda_1(G - M)$, the largest eigenvalue within groups.
+# Then a network that is small enough for all its logit derivatives: 300 images of MNIST at 8 x 8
+# pixels, ten hidden units, $P = 760$, before and after training. Along each of the nine leading
+# eigenvectors of $G$ the three parts make up the eigenvalue. The line is $b_1 = \lambda_1(G - M)$,
+# the largest eigenvalue within groups. The table has medians over the nine of each part's share and
+# of $\lambda_k(M)/\lambda_k(G)$, and the number of eigenvalues of $G$ above $b_1$.
 
 
 # %%
@@ -1099,13 +1102,12 @@ for axis, (steps, (_, _, parts, edge)) in zip(axes, looks.items()):
 plt.show()
 
 # %%
-print("steps   medians of the shares: means, sizes, rest   of λ(M)/λ(G)   eigenvalues of G above")
+print("steps   means  sizes   rest   λ(M)/λ(G)   selected")
 for steps, (values, of_means, parts, edge) in looks.items():
     shares = (parts / values[:9, None]).median(0).values.tolist()
     ratio = float((of_means[:9] / values[:9]).median())
-    print(
-        f"{steps:5d}", *(f"{share:8.2f}" for share in (*shares, ratio)), int((values > edge).sum())
-    )
+    print(f"{steps:5d}", *(f"{share:6.2f}" for share in shares), end="")
+    print(f"{ratio:12.2f} {int((values > edge).sum()):10d}")
 
 # %% [markdown]
 # ## 5. Hiding class directions from a threshold
@@ -1228,7 +1230,7 @@ def hide(theta, k):
 
 
 # %% [markdown]
-# **Question w2.** Read the bars and the last lines before question q5. Which part of the nine
+# **Question w2.** Read the bars and the table before question q5. Which part of the nine
 # eigenvalues do the means carry before training and after it, and what takes the largest part of
 # what they lack? Why does training make sizes uneven? How many of the nine leading eigenvalues does
 # the edge select, and why does no better edge follow from the same idea (use your construction)?
@@ -1703,11 +1705,9 @@ stored = {name: rows_of(levels.gram) for name, (levels, _) in clusters.stored_le
 def numbers(points):
     """Ratios of lengths, of directions and of both to between; the share of own neighbours."""
     lengths, directions, between = spread_parts(points, first)
-    ratios = (
-        torch.stack([lengths, directions, lengths + directions]).div(between).clamp_min(0).sqrt()
-    )
+    squares = torch.stack([lengths, directions, lengths + directions]) / between
     p = neighbours(torch.cdist(points, points), 10.0)
-    return [*ratios.tolist(), float((p * same).sum(1).mean())]
+    return [*squares.clamp_min(0).sqrt().tolist(), float((p * same).sum(1).mean())]
 
 
 print("network, points              lengths  directions  both  own")
@@ -1731,9 +1731,8 @@ def even_clusters(kappa):
 name = "fashion_mnist-vgg11"
 units = stored[name] / stored[name].norm(dim=1)[:, None]
 cases = {f"cosine {kappa}": even_clusters(kappa) for kappa in (0.01, 0.1, 0.5, 0.9)}
-cases |= {
-    f"{name}, noise {t}": torch.cat([units, t * torch.eye(90).double()], 1) for t in (0, 1, 3)
-}
+for t in (0, 1, 3):
+    cases[f"{name}, noise {t}"] = torch.cat([units, t * torch.eye(90).double()], 1)
 for label, points in cases.items():
     print(f"{label:30s}", *(f"{number:7.3f}" for number in numbers(points)))
 
@@ -1742,12 +1741,10 @@ shown = ["cosine 0.1", "cosine 0.9", f"{name}, noise 0", f"{name}, noise 3"]
 fig, axes = plt.subplots(1, 4, figsize=(13, 3.4))
 for axis, label in zip(axes, shown):
     plane = clusters.embed(torch.cdist(cases[label], cases[label]), perplexity=10)
-    for c, marker in zip(range(10), "osv^D<>Pp*"):
-        axis.scatter(
-            *plane[first == c].T, s=22, marker=marker, color=plt.get_cmap("viridis")(c / 9)
-        )
+    for c, marker in enumerate("osv^D<>Pp*"):
+        colour = plt.get_cmap("viridis")(c / 9)
+        axis.scatter(*plane[first == c].T, s=22, marker=marker, color=colour)
     axis.set(title=label, xticks=[], yticks=[], xlabel="t-SNE, first", ylabel="t-SNE, second")
-fig.tight_layout()
 plt.show()
 
 # %% [markdown]
@@ -1973,12 +1970,11 @@ def toy(p, s, C=10):
 
 # %%
 fig, axes = plt.subplots(1, 3, figsize=(11, 3.4), sharey=True)
-grid, styles = torch.linspace(0.1, 1, 46).tolist(), {"class": "-", "logit": "--", "both": ":"}
+grid = torch.linspace(0.1, 1, 46).tolist()
+LINES = {"class": ("-", "#0072b2"), "logit": ("--", "#d55e00"), "both": (":", "black")}
 for axis, s in zip(axes, (0.0, 0.5, 1.0)):
     curves = torch.stack([explained(toy(p, s), first, second) for p in grid]).T
-    for (name, style), curve, colour in zip(
-        styles.items(), curves, ("#0072b2", "#d55e00", "black")
-    ):
+    for (name, (style, colour)), curve in zip(LINES.items(), curves):
         axis.plot(grid, curve, style, color=colour, label=f"by {name}")
     axis.set(xlabel="p", title=f"features of cosine {s:g}", ylim=(0, 1.05))
 axes[0].set_ylabel("share of the directions' variance")
