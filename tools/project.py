@@ -286,7 +286,8 @@ def add_colab(torch):
     shutil.rmtree(folder, ignore_errors=True)
     _run_logged([sys.executable, "-m", "venv", folder])
     python = venv_program("python", folder)
-    install = (python, "-m", "pip", "install", "--disable-pip-version-check")
+    # A tenth of what is there is ever imported; the rest need not be compiled.
+    install = (python, "-m", "pip", "install", "--disable-pip-version-check", "--no-compile")
     _run_logged([*install, "--no-deps", "--requirement", COLAB])
     _run_logged([*install, f"torch=={torch}"])
     with open(stamp, "w", encoding="utf8") as handle:
