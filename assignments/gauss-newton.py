@@ -4,6 +4,7 @@
 # withheld = [
 #     "lowgrad_utils.experiments.density.lanczos_without_reorthogonalisation",
 #     "lowgrad_utils.experiments.density.level_spectra",
+#     "lowgrad_utils.experiments.excess.rescaled_eigenvalues",
 #     "lowgrad_utils.experiments.small_classifiers.logit_curvature",
 #     "lowgrad_utils.experiments.small_classifiers.jacobian",
 #     "lowgrad_utils.experiments.small_classifiers.loss_gradients",
@@ -15,9 +16,7 @@
 #     "lowgrad_utils.three_levels.explicit_terms",
 #     "lowgrad_utils.three_levels.three_levels",
 #     "lowgrad_utils.three_levels.within_groups",
-#     "lowgrad_utils.three_levels.ThreeLevels.of",
-#     "lowgrad_utils.three_levels.ThreeLevels.coefficients",
-#     "lowgrad_utils.three_levels.ThreeLevels.eigenvalues",
+#     "lowgrad_utils.three_levels.ThreeLevels",
 #     "lowgrad_utils.curvature.LossCurvature",
 #     "lowgrad_utils.curvature._others",
 #     "lowgrad_utils.curvature._units_minus",
@@ -546,15 +545,16 @@ def logit_derivatives(theta, X, widths):
 # %% answer q3
 def moment_product(theta, X, widths, w, v):
     """The product M_w v, a vector of length P, for weights w (n x C) and a vector v (P)."""
-
     # BEGIN SOLUTION
+    n = len(X)
+
     def function(t):
         return logits(t, X, widths)
 
     z, u = torch.func.jvp(function, (theta,), (v,))
     p = z.softmax(1)
     along = (p * u).sum(1, keepdim=True) - u
-    weighted = w * along / len(X)
+    weighted = w * along / n
     cotangent = p * weighted.sum(1, keepdim=True) - weighted
     return torch.func.vjp(function, theta)[1](cotangent)[0]
     # END SOLUTION
@@ -1372,8 +1372,8 @@ for divisor in (2, 4, 12):
 # $G$ is a mean over examples, and a random part of each class has this mean on average: 0.82 ± 0.01
 # for a half, of 0.83. A group mean of $m_c$ draws scatters about the full one with the covariance
 # $\Sigma_{c,c'}/m_c$, and its square carries this along: the trace of $G_0 + G_1 + G_2$ grows by
-# $\sum_c \pi_c \sum_{c'} \operatorname{tr}\Sigma_{c,c'} / m_c$, from 0.15 to 0.39 for a twelfth, and
-# $G_3$ loses the same. So class $c$ contributes $1 - 1/m_c$ times its part of
+# $\sum_c \pi_c \sum_{c'} \operatorname{tr}\Sigma_{c,c'} / m_c$, from 0.15 to 0.39 for a twelfth,
+# and $G_3$ loses the same. So class $c$ contributes $1 - 1/m_c$ times its part of
 # $\operatorname{tr} G_3$. With a half, $m_c$ is 6 to 30, and between 1/6 and 1/30 is lost: 0.634 of
 # 0.684 are 7 % less (class by class the formula gives 0.640). With a twelfth the smallest class has
 # one draw, and no part in $G_3$. With equally many of each class, shares become $1/C$: it is the
@@ -1393,7 +1393,7 @@ for divisor in (2, 4, 12):
 # Let $A$ be a symmetric $P \times P$ matrix of which only products are known, and let the columns
 # $v_j$ of $V$ ($P \times k$) be random with independent entries of mean 0 and variance 1. Then
 # $v_j^\top A v_j$ has the mean $\operatorname{tr} A$, and $|A v_j|^2$ the mean $\|A\|_F^2$. A few
-# large eigenvalues make both scatter. So take them out: let the columns of $Q$ ($P \times q$) be
+# large eigenvalues make both scatter. So take them out: let the columns of $Q$ ($P \times s$) be
 # orthonormal, $w_j = v_j - QQ^\top v_j$, and estimate
 #
 # $$
@@ -1413,7 +1413,7 @@ for divisor in (2, 4, 12):
 def deflated_estimates(V, AV, Q, AQ):
     """Trace of A, its standard error, and |A|_F^2, as a vector of length 3.
 
-    V and AV are P x k, Q and AQ are P x q with orthonormal columns of Q.
+    V and AV are P x k, Q and AQ are P x s with orthonormal columns of Q.
     """
     # BEGIN SOLUTION
     inside = Q.T @ V
@@ -1794,11 +1794,11 @@ print(f"least of H: {float(values[0]):.4f}; trace of R: {float(R.trace()):.4f}")
 V = torch.randint(2, (P, 20), generator=generator).double() * 2 - 1
 rows = []
 print(f"exact:  trace {float(H.trace()):.4f}                |H|_F^2 {float(H.square().sum()):.4f}")
-for q in (1, 2, 4, 8, 16, 32):
-    Q = vectors[:, -q:]
+for s in (1, 2, 4, 8, 16, 32):
+    Q = vectors[:, -s:]
     trace, error, norm = deflated_estimates(V, H @ V, Q, H @ Q).tolist()
-    rows.append([q, abs(trace / float(H.trace()) - 1), error / float(H.trace())])
-    print(f"q = {q:2d}: trace {trace:.4f} +- {error:.4f}      |H|_F^2 {norm:.4f}")
+    rows.append([s, abs(trace / float(H.trace()) - 1), error / float(H.trace())])
+    print(f"s = {s:2d}: trace {trace:.4f} +- {error:.4f}      |H|_F^2 {norm:.4f}")
 
 # %%
 fig, axes = plt.subplots(1, 2, figsize=(10, 3.8))
@@ -1815,7 +1815,7 @@ axes[0].semilogy(at, density, label="Lanczos, 10 probes, 60 steps")
 axes[0].set(xlabel="eigenvalue of H", ylabel="density", ylim=(1e-3, 500))
 for column, marker, name in ((1, "o-", "actual error"), (2, "s--", "standard error")):
     axes[1].loglog([row[0] for row in rows], [row[column] for row in rows], marker, label=name)
-axes[1].set(xlabel="directions taken out, q", ylabel="error of the trace, relative")
+axes[1].set(xlabel="directions taken out, s", ylabel="error of the trace, relative")
 for axis in axes:
     axis.legend()
 fig.tight_layout()
@@ -1823,7 +1823,7 @@ plt.show()
 
 # %% [markdown]
 # **Question w4.** Read both panels. What does Lanczos get right with ten probes, and what not (look
-# at places and at heights)? How do the two errors of the trace change with $q$, and why can the
+# at places and at heights)? How do the two errors of the trace change with $s$, and why can the
 # actual error lie on either side of the standard error? Products cost the same for $V$ and for $Q$:
 # for ten more products, would you take more probes or more directions, and on which property of the
 # spectrum does it depend? (Five to seven sentences.)
@@ -1834,18 +1834,18 @@ plt.show()
 # weight of a single eigenvalue is the squared component of a random vector, right only on average,
 # so the bumps at the three largest, which should be equal, have heights of 0.13 to 0.31; the bulk
 # near 0 is only as fine as the smoothing, and reaches below the least eigenvalue, −0.004. The
-# standard error of the trace falls from 5 % for $q = 1$ to 0.3 % for $q = 32$. The actual error is
-# one draw from a distribution of about this width: it may be much smaller by chance, or two or three
-# times as large, and the standard error is itself estimated. It is at most $\sqrt{2/k}$ times the
-# Frobenius norm of what is left. Ten more probes (30 for 20) reduce it by $\sqrt{20/30} = 0.82$; ten
-# directions reduce it much more here, because the four largest eigenvalues alone hold 95 % of
+# standard error of the trace falls from 5 % for $s = 1$ to 0.3 % for $s = 32$. The actual error is
+# one draw from a distribution of about this width: it may be much smaller by chance, or two or
+# three times as large, and the standard error is itself estimated. It is at most $\sqrt{2/k}$ times
+# the Frobenius norm of what is left. Ten more probes, 30 for 20, reduce it by $\sqrt{20/30} = 0.8$;
+# ten directions reduce it much more here, because the four largest eigenvalues alone hold 95 % of
 # $\|H\|_F^2$. For a flat spectrum it would be the other way round. And here the eigenvectors were
 # known: finding them costs products, too.
 # END SOLUTION
 # BEGIN RUBRIC
 # - 1 point: places of the largest eigenvalues are right, their weights only on average; the bulk's
 #   form only as fine as the smoothing
-# - 1 point: the standard error falls with $q$, with numbers; one draw may be lucky or not
+# - 1 point: the standard error falls with $s$, with numbers; one draw may be lucky or not
 # - 1 point: probes reduce by $1/\sqrt k$, directions by the share of $\|H\|_F^2$ that they hold: a
 #   few large eigenvalues favour directions, a flat spectrum probes
 # END RUBRIC
