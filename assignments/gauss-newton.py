@@ -574,7 +574,8 @@ g = [torch.cat([torch.outer(r, x).flatten(), r]) for r, x in zip(p - units[[1, 2
 hint = "With a single weight w = 1, M is g g^T / n. Is there one g on either side, and the 1/n?"
 close("M v for one weight", product, g[0] * (g[0] @ v) / 2, hint)
 found = moment_product(theta, X, [2, 3], 3 * one, v)
-close("M v for three times the weight", found, 3 * product, "Take the weights as they are.")
+hint = "M is linear in the weights: is each used once, as it is, neither squared nor scaled?"
+close("M v for three times the weight", found, 3 * product, hint)
 both = moment_product(theta, X, [2, 3], one + other, v)
 hint = "Weights of two examples: a sum of two outer products, not the outer product of a sum."
 close("M v for two weights", both, product + g[1] * (g[1] @ v) / 2, hint)
@@ -707,9 +708,9 @@ def moment_product(theta, X, widths, w, v):
 # %% [markdown]
 # ### Experiment: whose labels?
 #
-# The network has one hidden layer of 8 neurons, the data are 180 digits of five classes, 8 × 8
-# pixels, with *unequal* numbers of examples. The next cells train it, and compare $M_w$ with $G$
-# for labels drawn from the model, for labels drawn uniformly, and for the labels of the training.
+# The network has 8 neurons between 64 inputs and 5 logits; the data are 180 digits of five classes,
+# 8 × 8 pixels, with *unequal* numbers of examples. The next cells train it, and compare $M_w$ with
+# $G$ for labels drawn from the model, for labels drawn uniformly, and for those of the training.
 
 # %%
 counts, widths = [12, 24, 36, 48, 60], [64, 8, 5]
@@ -1008,7 +1009,7 @@ for k, B in enumerate(found):
     assert isinstance(B, torch.Tensor) and B.ndim == 2, f"B{k} must be a matrix"
     assert B.shape[1] == 5, f"B{k} has shape {tuple(B.shape)}, but 5 columns (P) are needed"
     assert torch.isfinite(B).all(), f"B{k} has NaN or infinite entries: do you divide by 0?"
-ranks = [int(torch.linalg.matrix_rank(B)) for B in found]
+ranks = [int(torch.linalg.matrix_rank(B.T @ B, rtol=1e-8)) for B in found]
 hint = f"The ranks are {ranks}, but those of G0, G1 and G2 are 3, 3 and 3 here: C, C and C (C - 2)."
 assert ranks[:3] == [3, 3, 3], hint
 rows = delta.reshape(-1, 5)
@@ -1439,8 +1440,10 @@ V = signs[:, [0, 1, 3]]
 W = V - Q @ (Q.T @ V)
 values = torch.stack([w @ A @ w for w in W.T])
 expected = ((values - values.mean()).square().sum() / 2 / 3).sqrt()
-error = deflated_estimates(V, A @ V, Q, A @ Q)[1]
-close("the standard error", error, expected, "Of the mean of 3 numbers, not of one of them.")
+found = deflated_estimates(V, A @ V, Q, A @ Q)
+hint = "The numbers are w^T A w with w = v - Q Q^T v. Here Q is no eigenvector: A Q is not 'Q times'."
+close("the trace from 3 vectors", found[0], Q[:, 0] @ A @ Q[:, 0] + values.mean(), hint)
+close("the standard error", found[1], expected, "Of the mean of 3 numbers, not of one of them.")
 
 
 # %% hidden common
