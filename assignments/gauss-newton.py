@@ -113,8 +113,8 @@ found = ran("It takes Z, Y and U.", loss_derivatives, Z.clone(), Y.clone(), U.cl
 hint = "return two matrices, the residues and the products"
 assert isinstance(found, tuple | list) and len(found) == 2, hint
 r, product = found
-shaped("the residues", r, 2, 3)
-shaped("the products", product, 2, 3)
+shaped("the matrix of residues", r, 2, 3)
+shaped("the matrix of products", product, 2, 3)
 hint = "Row i is the slope of -log p_c in the logits: raising the true logit must lower the loss."
 assert r[0, 0] < 0 and r[1, 2] < 0, hint
 step = 1e-6
@@ -1183,7 +1183,7 @@ def level_spectra(K, counts):
 # %% public q6
 D, counts = torch.eye(9).double(), torch.tensor([1.0, 1.0, 2.0]).double()
 found = ran("It takes K and counts.", level_spectra, D @ D.T, counts)
-shaped("the spectra", found, 4, 9)
+shaped("the matrix of spectra", found, 4, 9)
 hint = "With orthonormal means G0 has the eigenvalues pi_c, falling."
 close("the spectrum of G0", found[0, :3], [0.5, 0.25, 0.25], hint)
 hint = "With orthonormal means delta_c has the squared length 1 / (C - 1), and G1 the factor C - 1."
@@ -1197,7 +1197,7 @@ means[0], means[1], means[3] = torch.tensor([3.0, 0.0]), torch.tensor([0.0, 1.0]
 counts = torch.tensor([5.0, 5.0]).double()
 hint = "Here P = 2 and C = 2, so K is singular."
 found = ran(hint, level_spectra, means @ means.T, counts)
-shaped("the spectra", found, 4, 4)
+shaped("the matrix of spectra", found, 4, 4)
 matrix = means.T @ means / 2
 hint = "Eigenvalues of a sum are no sums of eigenvalues, nor those of its terms side by side."
 largest = torch.linalg.eigvalsh(matrix).flip(0)
@@ -1431,7 +1431,7 @@ A = torch.tensor([[4.0, 1.0, 0.0], [1.0, -1.0, 2.0], [0.0, 2.0, 0.5]]).double()
 signs = torch.tensor([[a, b, c] for a in (1, -1) for b in (1, -1) for c in (1, -1)]).double().T
 Q = torch.tensor([[0.6], [0.8], [0.0]]).double()
 found = ran("It takes V, AV, Q and AQ.", deflated_estimates, signs, A @ signs, Q, A @ Q)
-shaped("the estimates", found, 3)
+shaped("the vector of estimates", found, 3)
 hint = "Over all 8 vectors of signs the mean is exact: tr A = 3.5, whatever Q is."
 close("the trace", found[0], 3.5, hint)
 hint = "Over all 8 vectors of signs it is exact: split |A|_F^2 into the parts A Q Q^T and the rest."
@@ -1441,7 +1441,7 @@ W = V - Q @ (Q.T @ V)
 values = torch.stack([w @ A @ w for w in W.T])
 expected = ((values - values.mean()).square().sum() / 2 / 3).sqrt()
 found = deflated_estimates(V, A @ V, Q, A @ Q)
-hint = "The numbers are w^T A w with w = v - Q Q^T v. Here Q is no eigenvector: A Q is not 'Q times'."
+hint = "Each number is w^T A w with w = v - Q Q^T v, and Q need not hold eigenvectors."
 close("the trace from 3 vectors", found[0], Q[:, 0] @ A @ Q[:, 0] + values.mean(), hint)
 close("the standard error", found[1], expected, "Of the mean of 3 numbers, not of one of them.")
 
@@ -1597,8 +1597,8 @@ found = ran("It takes A, q and steps.", quadrature, A.clone(), q / q.norm(), 3)
 hint = "return two vectors, the points and their weights"
 assert isinstance(found, tuple | list) and len(found) == 2, hint
 points, weights = found
-shaped("the points", points, 3)
-shaped("the weights", weights, 3)
+shaped("the vector of points", points, 3)
+shaped("the vector of weights", weights, 3)
 hint = "Weights are squared first components, over all unit eigenvectors: they add up to one."
 close("the sum of the weights", weights.sum(), 1.0, hint)
 u = q / q.norm()
