@@ -4,10 +4,21 @@ from typing import Any
 
 from sphinx.application import Sphinx
 
-from . import anchors, assets, landing, launch, ledger, literature, references, statements
+from . import (
+    anchors,
+    assets,
+    landing,
+    launch,
+    ledger,
+    literature,
+    references,
+    statements,
+    symbols,
+    verdicts,
+)
 
 # Raised with every change to what this package puts into a page, or pages would stay as they were.
-ENV_VERSION = 8
+ENV_VERSION = 9
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
@@ -25,13 +36,16 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_node(references.ClaimNode)
     app.add_role("claim", references.ClaimRole())
     app.add_role("function", references.FunctionRole())
+    symbols.setup(app)
     app.add_css_file("companion.css")
     app.add_js_file("reading.js", loading_method="defer")
     app.connect("config-inited", assets.add_static_folder)
     app.connect("env-updated", ledger.collect)
+    app.connect("doctree-resolved", statements.add_search_names)
     app.connect("doctree-resolved", ledger.fill_tables)
     app.connect("doctree-resolved", references.fill_claims)
     app.connect("doctree-resolved", landing.fill)
+    app.connect("doctree-resolved", verdicts.fill)
     # After every other extension has added its scripts.
     app.connect("html-page-context", assets.keep_to_this_host, priority=900)
     # After the theme has made its buttons.

@@ -12,7 +12,7 @@ from sphinx.application import Sphinx
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
-from . import ledger
+from . import badges, ledger
 
 LOGGER = logging.getLogger(__name__)
 
@@ -79,8 +79,8 @@ def counts_html(rows: list[dict]) -> str:
     Args:
         rows: Rows of the ledger with their verdicts.
     """
-    verdicts = [ledger.verdict_of(row) for row in rows if ".control" not in row["id"]]
+    verdicts = [badges.verdict_of(row) for row in rows if ".control" not in row["id"]]
     counts = Counter(verdicts)
-    parts = ", ".join(f"{ledger.badge(name)} {count}" for name, count in counts.most_common())
+    parts = ", ".join(f"{badges.badge(name)} {count}" for name, count in counts.most_common())
     number = f"{len(verdicts)} statement{'' if len(verdicts) == 1 else 's'}"
     return f'<p class="lg-verdicts"><strong>{number}</strong>: {parts}.</p>'

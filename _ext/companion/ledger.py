@@ -1,8 +1,6 @@
 """The ledger in the book: collects what the notebooks measured, checks it, shows and stores it."""
 
-import html
 import json
-from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -19,14 +17,10 @@ from sphinx.util.docutils import SphinxDirective
 from lowgrad_utils import claims
 from lowgrad_utils.sweeps import load_grid
 
+from .ledger_table import ledger_html
+
 LOGGER = logging.getLogger(__name__)
 METADATA_KEY = "lowgrad_claim"
-PAPERS = {
-    "lrg": "Low Rank Gradients and Where to Find Them",
-    "tlh": "Three-Level Hierarchical Structure in the Spectrum of Deepnet Hessians",
-    "new": "Statements of this book",
-}
-COLUMNS = ("Statement", "Kind", "Predicted", "Measured", "Verdict")
 
 
 class LedgerNode(nodes.General, nodes.Element):
@@ -39,7 +33,13 @@ class LedgerDirective(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         """Return the mark and remember which page holds it."""
         ledger_pages(self.env).add(self.env.docname)
+        self.env.companion_ledger_page = self.env.docname
         return [LedgerNode()]
+
+
+def table_page(env: BuildEnvironment) -> str:
+    """Return the name of the page that holds the table, or "" for a book without it."""
+    return getattr(env, "companion_ledger_page", "")
 
 
 def ledger_pages(env: BuildEnvironment) -> set[str]:
@@ -121,8 +121,22 @@ def _registry(app: Sphinx) -> dict[str, claims.Claim]:
 def fill_tables(app: Sphinx, doctree: nodes.document, docname: str) -> None:
     """Put the table in place of its mark; a Sphinx event handler."""
     for mark in list(doctree.findall(LedgerNode)):
-        text = ledger_html(ledger_rows(app), lambda row: row_link(app, docname, row))
+        text = ledger_html(
+            ledger_rows(app), chapters_by_part(app), lambda row: row_link(app, docname, row)
+        )
         mark.replace_self(nodes.raw("", text, format="html"))
+
+
+def chapters_by_part(app: Sphinx) -> dict[str, dict[str, str]]:
+    """Return the titles of all notebooks by name, for each part of the book in reading order."""
+    found: dict[str, dict[str, str]] = {}
+    names = {doc: name for name, doc in app.env.companion_documents.items()}
+    for tree in app.config.external_site_map.root.subtrees:
+        for doc in map(str, tree.items):
+            if doc in names:
+                part = found.setdefault(tree.caption or "", {})
+                part[names[doc]] = app.env.titles[doc].astext()
+    return found
 
 
 def ledger_rows(app: Sphinx) -> list[dict[str, Any]]:
@@ -138,78 +152,6 @@ def row_link(app: Sphinx, docname: str, row: dict[str, Any]) -> str:
     if target is None:
         return ""
     return f"{app.builder.get_relative_uri(docname, target)}#claim-{row['id']}"
-
-
-def ledger_html(rows: list[dict[str, Any]], link: Any) -> str:
-    """Return the ledger as HTML: counts, a filter, one table a paper.
-
-    Args:
-        rows: Records as plain data, measured or not.
-        link: A function from a row to the address of the cell that measured it, or "".
-    """
-    counts = Counter(verdict_of(row) for row in rows)
-    badges = "".join(
-        f'<li>{badge(verdict)} <span class="lg-count">{number}</span></li>'
-        for verdict, number in counts.most_common()
-    )
-    options = "".join(f"<option>{html.escape(verdict)}</option>" for verdict in counts)
-    groups = {prefix: [r for r in rows if r["id"].startswith(f"{prefix}.")] for prefix in PAPERS}
-    tables = "".join(_table(PAPERS[prefix], group, link) for prefix, group in groups.items())
-    return (
-        f'<div class="lg-ledger"><ul class="lg-counts" aria-label="Verdicts">{badges}</ul>'
-        '<p class="lg-filter" hidden>'
-        '<label>Find <input type="search" data-lg-find></label> '
-        f'<label>Verdict <select data-lg-verdict><option value="">all</option>{options}</select>'
-        f"</label></p>{tables}</div>"
-    )
-
-
-def _table(title: str, rows: list[dict[str, Any]], link: Any) -> str:
-    if not rows:
-        return ""
-    head = "".join(f'<th scope="col">{name}</th>' for name in COLUMNS)
-    body = "".join(_row(row, link(row)) for row in rows)
-    return (
-        f'<table class="lg-table"><caption>{html.escape(title)}</caption>'
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    )
-
-
-def _row(row: dict[str, Any], address: str) -> str:
-    name = html.escape(row["id"])
-    name = f'<a href="{html.escape(address)}">{name}</a>' if address else name
-    statement = (
-        f"<strong>{name}</strong><br>{html.escape(row['statement'])}"
-        f"<br><small>{html.escape(row['source'])}</small>"
-    )
-    predicted, measured = (html.escape(str(row.get(k) or "")) for k in ("predicted", "measured"))
-    # One number a line: a row is read by looking for one of them.
-    measured = measured.replace("; ", "<br>")
-    verdict = badge(verdict_of(row))
-    if row.get("other_seeds"):
-        verdict += f"<br><small>so in {html.escape(row['other_seeds'])} runs on other seeds</small>"
-    cells = (statement, html.escape(row["kind"]), predicted, measured, verdict)
-    filled = zip(COLUMNS, cells, strict=True)
-    return (
-        f'<tr id="row-{html.escape(row["id"])}" data-verdict="{html.escape(verdict_of(row))}">'
-        + "".join(f'<td data-label="{label}">{cell}</td>' for label, cell in filled)
-        + "</tr>"
-    )
-
-
-def verdict_of(row: dict[str, Any]) -> str:
-    """Return a row's verdict in words, told apart for controls and for what is planned."""
-    verdict = row.get("verdict")
-    if not verdict:
-        return "planned" if row.get("status") == "planned" else "not measured"
-    # A control that fails does its duty; it must not count as a failed statement.
-    return f"control {verdict}" if ".control" in row["id"] else verdict
-
-
-def badge(verdict: str) -> str:
-    """Return a verdict as HTML, coloured by its kind."""
-    slug = verdict.replace(" ", "-")
-    return f'<span class="lg-verdict lg-verdict-{slug}">{html.escape(verdict)}</span>'
 
 
 def write_json(app: Sphinx, error: Exception | None) -> None:

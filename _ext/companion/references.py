@@ -13,7 +13,7 @@ from sphinx.application import Sphinx
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxRole
 
-from . import ledger
+from . import badges, ledger
 
 LOGGER = logging.getLogger(__name__)
 PACKAGE = "lowgrad_utils"
@@ -78,4 +78,4 @@ def fill_claims(app: Sphinx, doctree: nodes.document, docname: str) -> None:
 def _claim_html(row: dict, address: str) -> str:
     name = html.escape(row["id"])
     name = f'<a href="{html.escape(address)}">{name}</a>' if address else name
-    return f'<span class="lg-reference">{name} {ledger.badge(ledger.verdict_of(row))}</span>'
+    return f'<span class="lg-reference">{name} {badges.badge(badges.verdict_of(row))}</span>'

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from docutils import nodes
 from sphinx import addnodes
+from sphinx.application import Sphinx
 from sphinx.transforms import SphinxTransform
 
 from .anchors import ANCHOR, make_linkable
@@ -15,10 +16,22 @@ KINDS = (
     *("Decomposition", "Identity", "Law", "Bound", "Derivation", "Rule", "Control"),
     *("Experiment", "Question", "Exercise"),
 )
-# "Theorem 3.1 (Gradient approximation)." -> kind, label, title
-NAME = re.compile(rf"^(?P<label>(?P<kind>{'|'.join(KINDS)})\b[^()]*?)(?: \((?P<title>.+)\))?\.?$")
+# "Figure 7 (a, b) (Input noise)." -> kind, label with its panels, title
+PANELS = r"(?: \([a-z](?:, [a-z])*\))?"
+NAME = re.compile(
+    rf"^(?P<label>(?P<kind>{'|'.join(KINDS)})\b[^()]*?{PANELS})(?: \((?P<title>.+)\))?\.?$"
+)
 # Every chapter counts its exercises from one, so an index of them would name nothing.
 UNINDEXED = {"exercise"}
+SHORT = {
+    "Theorem": "Thm",
+    "Proposition": "Prop",
+    "Equation": "Eq",
+    "Figure": "Fig",
+    "Section": "Sec",
+}
+# "Equations 13-16", "Figures 3 and 4"
+SEVERAL = re.compile(r"^(?P<kind>[A-Z]\w+)s (?P<first>\d+)(?P<to>-| and )(?P<last>\d+)$")
 
 
 @dataclass(frozen=True)
@@ -84,7 +97,8 @@ class StatementTransform(SphinxTransform):
         make_linkable(self.document, self.env, statement.anchor, text, box.line or 0)
         if statement.kind not in UNINDEXED:
             names = [statement.label, *([statement.title] if statement.title else [])]
-            entries = [("single", name, statement.anchor, "", None) for name in names]
+            # The search shows what is not "main" after all pages that contain the words.
+            entries = [("single", name, statement.anchor, "main", None) for name in names]
             box.insert(0, addnodes.index(entries=entries, inline=False))
         return box
 
@@ -122,3 +136,35 @@ def _opening(
             return None
         before.append(node)
     return None
+
+
+def other_names(label: str) -> list[str]:
+    """Return what else a reader may type who looks for a statement.
+
+    Example:
+        >>> other_names("Figures 3 and 4")
+        ['Figure 3', 'Fig. 3', 'Fig 3', 'Figure 4', 'Fig. 4', 'Fig 4']
+    """
+    several = SEVERAL.match(label)
+    if several:
+        first, last = int(several["first"]), int(several["last"])
+        numbers = range(first, last + 1) if several["to"] == "-" else (first, last)
+        singles = [f"{several['kind']} {number}" for number in numbers]
+        return [name for single in singles for name in (single, *other_names(single))]
+    kind, _, rest = label.partition(" ")
+    short = SHORT.get(kind)
+    return [f"{short}. {rest}", f"{short} {rest}"] if short and rest else []
+
+
+def add_search_names(app: Sphinx, doctree: nodes.document, docname: str) -> None:
+    """Let the search find statements under their other names; a Sphinx event handler.
+
+    The printed index has been gathered before, so it keeps one name for each.
+    """
+    for index in list(doctree.findall(addnodes.index)):
+        names = [(other, e[2]) for e in index["entries"] for other in other_names(e[1])]
+        if names:
+            entries = [("single", name, anchor, "main", None) for name, anchor in names]
+            index.parent.insert(
+                index.parent.index(index), addnodes.index(entries=entries, inline=False)
+            )
