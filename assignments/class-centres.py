@@ -48,6 +48,7 @@
 # %%
 import math
 
+import numpy as np
 import torch
 from matplotlib import pyplot as plt
 from torch.func import functional_call, jacrev, vmap
@@ -98,8 +99,8 @@ def logits(theta, x, network):
 # memory than there is; one test has such a size.
 #
 # `logits(theta, x, network)`, given above, returns all $z_i$ as rows. `network` is a list of widths
-# $[d, h, C]$ (a tanh network with one hidden layer) or a network that is shipped with the book; you
-# only hand it on. Each class has at least one example, in any order.
+# $[d, h, C]$ (one layer of $h$ tanh units) or a network that is shipped with the book; you only
+# hand it on. Each class has at least one example, in any order.
 
 
 # %% answer q1
@@ -1041,7 +1042,7 @@ for k in (0, 4, 8):
 
 # %% [markdown]
 # Then a network that is small enough for all its logit derivatives: 300 images of MNIST at 8 x 8
-# pixels, ten hidden units, $P = 760$, before and after training. Along each of the nine leading
+# pixels, ten tanh units, $P = 760$, before and after training. Along each of the nine leading
 # eigenvectors of $G$ the three parts make up the eigenvalue. The line is $b_1 = \lambda_1(G - M)$,
 # the largest eigenvalue within groups. The table has medians over the nine of each part's share and
 # of $\lambda_k(M)/\lambda_k(G)$, and the number of eigenvalues of $G$ above $b_1$.
@@ -1698,7 +1699,8 @@ def rows_of(gram):
 
 first, second = torch.nonzero(~torch.eye(10, dtype=torch.bool)).double().T
 same = (first[:, None] == first).double()
-stored = {name: rows_of(levels.gram) for name, (levels, _) in clusters.stored_levels().items()}
+products = np.load(trained_networks.folder() / "group-means.npz")
+stored = {name: rows_of(torch.from_numpy(gram).double()) for name, gram in products.items()}
 
 
 # %%
@@ -1947,6 +1949,194 @@ def explained(points, first, second):
         fit = torch.stack([centred[label == each].mean(0) for each in label])
         shares.append(fit.square().sum() / centred.square().sum())
     return torch.stack(shares)
+
+
+# %% right q1: everything in NumPy and SciPy, one group or one row after the other
+def centres(theta, x, labels, table, network):
+    C, rows = len(table), np.zeros((len(table), len(theta)))
+    for c in range(C):
+        for k in range(C):
+            at = theta.clone().requires_grad_()
+            z = logits(at, x[labels.long() == c], network)
+            p = z.detach().softmax(1)
+            z.backward(p[:, [k]].sqrt() * (torch.eye(C).to(p)[k] - p) / len(z))
+            rows[c] += float(table[c, k]) * at.grad.numpy()
+    return rows
+
+
+def ritz(G, rows):
+    units = rows.numpy() / np.linalg.norm(rows.numpy(), axis=1)[:, None]
+    weights, vectors = np.linalg.eigh(units @ units.T)
+    kept = weights > 1e-13 * weights.max()
+    Q = np.linalg.qr(units.T @ vectors[:, kept] / np.sqrt(weights[kept]))[0]
+    values, S = np.linalg.eigh(Q.T @ np.asarray(G @ torch.as_tensor(Q)))
+    order = np.argsort(values)[::-1]
+    V = -Q @ S[:, order]
+    image = np.asarray(G @ torch.as_tensor(V))
+    return [values[order], V, np.sqrt(((image - V * values[order]) ** 2).sum(axis=0))]
+
+
+def angles(U, rows):
+    one, other = scipy.linalg.orth(U.numpy()), scipy.linalg.orth(rows.numpy().T, rcond=1e-8)
+    if one.shape[1] > other.shape[1]:
+        one, other = other, one
+    cosines = scipy.linalg.svdvals(other.T @ one)
+    sines = scipy.linalg.svdvals(one - other @ (other.T @ one))[::-1]
+    small, large = np.arcsin(np.minimum(sines, 1)), np.arccos(np.minimum(cosines, 1))
+    return list(np.where(cosines > 0.7, small, large))
+
+
+def split_along(D, labels, u):
+    D, u, labels = D.numpy(), u.numpy(), labels.numpy().astype(int)
+    n, C, _ = D.shape
+    m = np.array([[D[labels == c, k].mean(axis=0) for k in range(C)] for c in range(C)])
+    means = sizes = 0.0
+    for i, c in enumerate(labels):
+        for k in range(C):
+            square, along = m[c, k] @ m[c, k], (m[c, k] @ u) ** 2
+            means += along / n
+            if square > 0:
+                sizes += (D[i, k] @ m[c, k] / square - 1) ** 2 * along / n
+    return [means, sizes, ((D @ u) ** 2).sum() / n - means - sizes]
+
+
+def hide(theta, k):
+    ratios = [1.0, *(theta[1:] / theta[0]).tolist(), 0.0]
+    middle = (ratios[k - 1] + ratios[k]) / 2
+    return [middle / (1 - middle)] * len(theta)
+
+
+def spread_parts(points, first):
+    X, labels = points.numpy(), first.numpy()
+    sizes, names = np.sqrt((X**2).sum(axis=1)), np.unique(labels)
+    means = np.stack([X[labels == c].mean(axis=0) for c in names])
+    lengths = np.mean([sizes[labels == c].std() ** 2 for c in names])
+    within = np.mean([((X[labels == c] - m) ** 2).sum(axis=1).mean() for c, m in zip(names, means)])
+    between = (means**2).sum(axis=1).mean() - (means.mean(axis=0) ** 2).sum()
+    return float(lengths), float(within - lengths), float(between)
+
+
+def neighbours(distances, perplexity):
+    K = len(distances)
+    result = np.zeros((K, K))
+    for i in range(K):
+        others = np.arange(K) != i
+        gaps = distances.numpy()[i, others] ** 2
+        gaps = (gaps - gaps.min()) / np.median(gaps - gaps.min())
+
+        def row(beta, gaps=gaps):
+            return scipy.special.softmax(-beta * gaps)
+
+        def excess(beta, row=row):
+            return np.exp(scipy.special.entr(row(beta)).sum()) - perplexity
+
+        high = 1.0
+        while excess(high) > 0:
+            high *= 2
+        result[i, others] = row(scipy.optimize.brentq(excess, 0.0, high, xtol=1e-14))
+    return result
+
+
+def explained(points, first, second):
+    X = points.numpy() - points.numpy().mean(axis=0)
+
+    def share(*labels):
+        design = np.hstack([each.numpy()[:, None] == np.unique(each.numpy()) for each in labels])
+        fit = design @ np.linalg.lstsq(design.astype(float), X, rcond=None)[0]
+        return 1 - ((X - fit) ** 2).sum() / (X**2).sum()
+
+    return share(first), share(second), share(first, second)
+
+
+import scipy.linalg
+import scipy.optimize
+import scipy.special
+
+
+# %% right q1: other formulas in torch
+def centres(theta, x, labels, table, network):
+    z, pull = torch.func.vjp(lambda at: logits(at, x, network), theta)
+    p, own = z.softmax(1), torch.nn.functional.one_hot(labels.long(), len(table)).to(z)
+    r = (own @ table) * p.sqrt() / (own @ own.sum(0))[:, None]
+    v = r - p * r.sum(1)[:, None]
+    return torch.stack([pull(v * column[:, None])[0] for column in own.T])
+
+
+def ritz(G, rows):
+    _, s, Vh = torch.linalg.svd(torch.nn.functional.normalize(rows, eps=0), full_matrices=False)
+    Q = Vh[s > 1e-8 * s[0]].T
+    small = Q.T @ (G @ Q)
+    values, S = torch.linalg.eigh(-(small + small.T) / 2)
+    V = Q @ S
+    return -values, V, torch.linalg.vector_norm(G @ V + V * values, dim=0)
+
+
+def angles(U, rows):
+    # Sines from the products with what is orthogonal to the larger space.
+    spaces = []
+    for vectors in (U.T, rows):
+        _, s, Vh = torch.linalg.svd(torch.nn.functional.normalize(vectors))
+        spaces.append(Vh.split([int((s > 1e-8 * s[0]).sum()), len(Vh) - (s > 1e-8 * s[0]).sum()]))
+    (small, _), (large, beyond) = sorted(spaces, key=lambda space: len(space[0]))
+    sines = torch.zeros(len(small)).double()
+    found = torch.linalg.svdvals(small @ beyond.T)
+    sines[: len(found)] = found
+    return torch.atan2(sines.flip(0), torch.linalg.svdvals(small @ large.T))
+
+
+def split_along(D, labels, u):
+    own = torch.nn.functional.one_hot(labels.long(), D.shape[1]).double()
+    m = torch.einsum("ic,ikp->ckp", own, D) / own.sum(0)[:, None, None]
+    along = own.mean(0)[:, None] * (m @ u).square()
+    a = (D * m[labels.long()]).sum(2)
+    evenness = (own.T @ a).square() / (own.sum(0)[:, None] * (own.T @ a.square()))
+    sizes = torch.nan_to_num((1 / evenness - 1) * along, posinf=0.0).sum()
+    G = torch.einsum("ikp,ikq->pq", D, D) / len(D)
+    return torch.stack([along.sum(), sizes, u @ G @ u - along.sum() - sizes])
+
+
+def hide(theta, k):
+    # The same edge from each of the first k directions at once.
+    v = torch.zeros(len(theta), dtype=torch.float64)
+    if k < len(theta):
+        v[:k] = (theta[k - 1] + 2 * theta[k]) / 3 / theta[:k]
+    return v
+
+
+def spread_parts(points, first):
+    own = (first == first.unique()[:, None]).double()
+    own = own / own.sum(1, keepdim=True)
+    sizes, gram = points.square().sum(1), own @ (points @ points.T) @ own.T
+    mean = own @ sizes.sqrt()
+    lengths = (own @ sizes - mean.square()).mean()
+    directions = (mean.square() - gram.diagonal()).mean()
+    return torch.stack([lengths, directions, gram.diagonal().mean() - gram.mean()])
+
+
+def neighbours(distances, perplexity):
+    K = len(distances)
+    squares = distances.square().fill_diagonal_(torch.inf)
+    squares = squares - squares.min(1, keepdim=True).values
+    squares = squares / squares.fill_diagonal_(0).std(1, keepdim=True)
+    squares.fill_diagonal_(torch.inf)
+    beta, step = torch.ones(K, 1).double(), 1e9
+    for _ in range(140):
+        p = (-beta * squares).softmax(1)
+        step = step**0.75 if step > 1.0001 else 1 + (step - 1) / 1.7
+        wide = torch.special.entr(p).sum(1, keepdim=True).exp() > perplexity
+        beta = torch.where(wide, beta * step, beta / step)
+    return p
+
+
+def explained(points, first, second):
+    X = points - points.mean(0)
+
+    def share(design):
+        U, s, _ = torch.linalg.svd(design.double(), full_matrices=False)
+        return (U[:, s > 1e-10 * s[0]].T @ X).square().sum() / X.square().sum()
+
+    one, two = (label[:, None] == label.unique() for label in (first, second))
+    return torch.stack([share(one), share(two), share(torch.hstack([one, two]))])
 
 
 # %% [markdown]
