@@ -500,7 +500,8 @@ def count_calls(rng, cases):
 
 def check_counts(answers, expected):
     for found, wanted in zip(answers, expected):
-        near(found, wanted, name=f"the number of spikes, which is {wanted},")
+        count = float(array(found, (), name="the number of spikes"))
+        assert count == wanted, f"it counts {count:g} where {wanted} were planted"
 
 
 # %% hidden q3 1: no spike
@@ -616,10 +617,11 @@ for alpha in (0.0, 0.5, 1.0):
 # **Question w1.** (a) Near which $\zeta$ does the first value leave the bulk, and how does this fit
 # the formula? How wrong is $s_1$ as an estimate of the strength at $\zeta = 1.5$ and at
 # $\zeta = 4$, and why? (b) Look at the unshrunk estimate and its scatter below the threshold: in
-# how many of the 12 draws is it not 0, although the theory says it should be, and what would you
-# add to `unshrink` for data of this size? (c) Which of the two edges fails in the second
-# experiment, on which bulks, and which of its hypotheses is broken? What would break the other
-# edge? (Six to nine sentences; read single draws off `found`.)
+# how many of the 12 draws is it not 0, although the theory says it should be? What would you add
+# to `unshrink` for data of this size? (Describe it, and leave the function as it is: the tests
+# want the formula.) (c) Which of the two edges fails in the second experiment, on which bulks, and
+# which of its hypotheses is broken? What would break the other edge? (Six to nine sentences; read
+# single draws off `found`.)
 
 # %% [markdown] written w1 4
 # BEGIN SOLUTION
