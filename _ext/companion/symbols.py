@@ -304,8 +304,15 @@ class SymbolTransform(SphinxTransform):
             return
         places = [i for i, child in enumerate(section) if isinstance(child, nodes.paragraph)]
         if places:
-            rows = [(s.latex, s.word, s.anchor) for s in symbols]
-            section.insert(places[0] + 1, SymbolList(rows=rows))
+            section.insert(places[0] + 1, SymbolList(rows=_list_rows(symbols)))
+
+
+def _list_rows(symbols: list[Symbol]) -> list[tuple[list[str], str, str]]:
+    """Return formulas, word and anchor of each line of the list: one line a word of a row."""
+    lines: dict[tuple[str, str], list[str]] = {}
+    for symbol in symbols:
+        lines.setdefault((symbol.word, symbol.anchor), []).append(symbol.latex)
+    return [(formulas, word, anchor) for (word, anchor), formulas in lines.items()]
 
 
 def _is_formula(node: nodes.Node) -> bool:
@@ -346,8 +353,8 @@ def visit_list(translator: Any, node: SymbolList) -> None:
     """Write the folded list in HTML."""
     page = translator.builder.get_relative_uri(translator.builder.current_docname, PAGE)
     items = "".join(
-        f'<li><a href="{page}#{anchor}">{_math(latex)}</a> {_words(word)}</li>'
-        for latex, word, anchor in node["rows"]
+        f'<li><a href="{page}#{anchor}">{", ".join(map(_math, formulas))}</a> {_words(word)}</li>'
+        for formulas, word, anchor in node["rows"]
     )
     translator.body.append(
         '<details class="lg-symbols"><summary>Symbols used here</summary>'

@@ -4,13 +4,17 @@ import re
 
 import build_book
 import pytest
-from book_sources import BookError
+from book_sources import BookError, notebooks, page_source
+from bs4 import BeautifulSoup
 from companion.references import exists
+from companion.verdicts import rows_of_map
+from notebook_rules import OPENING, page_markdown
 from small_books import REGISTRY, ROOT, SETTLE, notebook, write_book
 
 from lowgrad_utils import claims
 
 FIRST = notebook("# First", SETTLE)
+MAPS = ("paper-1.md", "paper-2.md", "beyond.md")
 ROLE = re.compile(r"\{claim\}`([^`]+)`")
 
 
@@ -53,6 +57,37 @@ def test_a_map_names_every_statement_of_its_paper_once(page, paper):
     named = ROLE.findall((ROOT / page).read_text(encoding="utf8"))
     rows = [id for id in claims.load_registry() if id.startswith(paper) and ".control" not in id]
     assert sorted(named) == sorted(rows)
+
+
+def test_maps_lead_to_every_statement_of_a_chapter_but_what_is_only_proved():
+    mapped = {box for page in MAPS for box, _ in rows_of_map((ROOT / page).read_text())}
+    boxes = set()
+    for document in notebooks(ROOT):
+        for line in page_markdown(page_source(ROOT, document)).splitlines():
+            opening = OPENING.match(line)
+            if opening and opening["anchor"]:
+                boxes.add((document, opening["anchor"]))
+    assert boxes - mapped == {
+        ("chapters/spike-law", "proposition-l-1"),
+        ("chapters/clusters", "derivation-sixty-degrees"),
+    }
+
+
+def test_a_statement_shows_the_verdicts_of_its_rows(tmp_path):
+    statement = '> <a id="lemma-1"></a>**Lemma 1 (Sum).** It is two.'
+    root = write_book(tmp_path / "book", REGISTRY, first=notebook("# First", statement, SETTLE))
+    line = "| Lemma 1 | [First](chapters/first.ipynb#lemma-1) | {claim}`new.sum` |"
+    text = f"# What holds\n\n| a | b | c |\n|---|---|---|\n{line}\n\n```{{ledger}}\n```\n"
+    (root / "what-holds.md").write_text(text)
+    page = BeautifulSoup(
+        (build_book.build(root) / "chapters/first.html").read_text(), "html.parser"
+    )
+    shown = page.find(id="lemma-1").select_one(".lg-statement-verdicts")
+    assert shown.select_one(".lg-verdict").text == "holds"
+    addresses = [link["href"] for link in shown.select("a")]
+    assert addresses == ["#claim-new.sum", "../what-holds.html#new.sum"]
+    box = page.find(id="claim-new.sum")
+    assert box.select_one("a.lg-row")["href"] == "../what-holds.html#new.sum"
 
 
 def test_every_correction_has_its_evidence_and_every_corrected_row_is_listed():
