@@ -1087,6 +1087,18 @@ for name in set(needed) - turned:
 assert not same(cases[0], cases[2], notebook["TURNED"][claim]), "the dial turns nothing"
 
 # %% public q4
+notebook, many = setup.__globals__, range(16)
+assert callable(notebook.get("broken")) and setup(0.0, 16, 0), (
+    "questions q1 and q2 come first: does setup end with 'return {...}'?"
+)
+number = lambda dial: sum(float(notebook["broken"](setup(dial, 16, seed))) for seed in many) / 16
+start, middle, end = number(0.0), number(0.5), number(1.0)
+found = f"by your broken the number is {start:.3g}, {middle:.3g}, {end:.3g} at dials 0, 1/2, 1"
+assert end > start, f"{found}: it must grow"
+way = (middle - start) / (end - start)
+assert 0.02 < way < 0.98, f"{found}: at 1/2 it must lie clearly between, by a fiftieth of the way"
+
+# %% public q4
 drawn = setup.__globals__.get("plan", lambda: None)() and setup(0.5, 16, 3)
 assert isinstance(drawn, dict), "setup gives no dictionary: does it end with 'return {...}'?"
 first, again, other = setup(0.5, 16, 3), setup(0.5, 16, 3), setup(0.5, 16, 4)
@@ -1241,7 +1253,8 @@ def check(calls, answers):
     start, middle, end = (typical(claim, cases[k * SEEDS : (k + 1) * SEEDS]) for k in range(3))
     assert end >= gone(claim), f"at dial 1 the number is {end:.3g}, less than {gone(claim):.2g}"
     way = (middle - start) / (end - start)
-    assert 0.02 < way < 0.98, f"at dial 1/2 the number has gone {way:.2f} of its way"
+    text = f"at dial 1/2 the number has gone {way:.3f} of its way, but 0.02 to 0.98 was asked for"
+    assert 0.02 < way < 0.98, text
 
 
 # %% hidden q4 1: the other hypotheses hold at every dial
@@ -1977,10 +1990,10 @@ plt.show()
 #   examples or so, 8 to 40 seeds; other dials and ways give other numbers). Weights: exponent
 #   $-0.25$ at dial 0, $-0.03$ at 0.1, $0.17$ at 0.2, about $0.24$ from 0.5 on. Tails ($t$ with
 #   $1/t$ degrees of freedom, sizes 100 to 1600): $-0.09$, $0.05$ at 0.2, $0.20$ at 0.4, $0.34$
-#   at the end. Signs: $-0.49$, $-0.37$ at 0.1, $-0.06$ at 0.3, $0$ at 1; ten seeds leave some sham dials
-#   undecided. One-sign: level $10^{-16}$, $0.006$ at 0.05, $0.07$ at 0.5, $0.6$ at 1, skewed, so
-#   that intervals are wide. Classes: $0.05$ at 0.1 to $1.1$ at 1. Centres: $0.012$ at 0.001, $0.12$
-#   at 0.01 (as much broken, as much wrong), $0.76$ at 0.1, and less at 1
+#   at the end. Signs: $-0.49$, $-0.37$ at 0.1, $-0.06$ at 0.3, $0$ at 1; ten seeds leave some sham
+#   dials undecided. One-sign: level $10^{-16}$, $0.006$ at 0.05, $0.07$ at 0.5, $0.6$ at 1, skewed,
+#   so that intervals are wide. Classes: $0.05$ at 0.1 to $1.1$ at 1. Centres: $0.012$ at 0.001,
+#   $0.12$ at 0.01 (ten times as much broken, ten times as much wrong), $0.76$ at 0.1, and less at 1
 # - A good report (10 to 11) reads like the model: "undecided at 0.3 (share 0.35): $-0.13$
 #   $[-0.17, -0.10]$, the bound $-0.16$ is inside"; it says that a verdict at a fixed share belongs
 #   to its sizes, and where the second panel bends. A middling one (6 to 7) has verdicts and the
