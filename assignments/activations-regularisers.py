@@ -1088,8 +1088,9 @@ def input_penalty(X, W, a, gamma, activation):
 # *pull* from $\tau\xi_i$.
 #
 # **Question q7.** Write `expected_gradient` in closed form. Rows of $W$ may have any length
-# $\|w_j\| > 0$, and $\tau$ may be 0. ($\Phi$, the distribution function of $N(0, 1)$, is
-# `torch.special.ndtr`. For the second term: which part of $\xi_i$ does the slope depend on?)
+# $\|w_j\| > 0$, and $\tau$ may be 0. The experiment below has $n = 180$ and $m = 300$: too many pairs
+# for a loop. ($\Phi$, the distribution function of $N(0, 1)$, is `torch.special.ndtr`. For the
+# second term: which part of $\xi_i$ does the slope depend on?)
 
 
 # %% answer q7
