@@ -1243,13 +1243,13 @@ def hide(theta, k):
 # what they lack after training, sizes take most: 0.54 of the eigenvalue, and 0.12 is left for all
 # else. $\delta_{i,k}$ has the factor $\sqrt{p_{i,k}}$: at the start all probabilities are alike; a
 # trained network is sure of most images and doubtful of a few, and these few have nearly all of a
-# group's size. Before training the edge selects ten, after it four, although the other leading ones
-# are made of means and sizes as the first four are. So this edge is no edge of noise: sizes that
-# vary put $v\,\delta_{c,k}\delta_{c,k}^\top$ into $G - M$, along the very directions that are to be
+# group's size. Before training the edge selects ten, after it four, although most of the others are
+# made of means and sizes, too. So this edge is no edge of noise: sizes that vary put
+# $v\,\delta_{c,k}\delta_{c,k}^\top$ into $G - M$, along the very directions that are to be
 # selected, and the strongest of them hides weaker ones. The construction shows that the number
 # selected says nothing about the number of class directions: all $C$ are, and uneven sizes along
-# one of them leave any number from 1 to $C$ above. A rule that knows only the spectra of $G$ and
-# $G - M$ cannot tell these cases apart.
+# one of them leave any number from 1 to $C$ above. A rule that sees only the eigenvalues of $G$ and
+# the edge cannot tell this from $k$ class directions with $C - k$ directions of noise.
 # END SOLUTION
 # BEGIN RUBRIC
 # - 1 point: shares before and after, and that sizes are most of the rest, with numbers
