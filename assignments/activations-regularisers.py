@@ -1088,9 +1088,9 @@ def input_penalty(X, W, a, gamma, activation):
 # *pull* from $\tau\xi_i$.
 #
 # **Question q7.** Write `expected_gradient` in closed form. Rows of $W$ may have any length
-# $\|w_j\| > 0$, and $\tau$ may be 0. The experiment below has $n = 180$ and $m = 300$: too many pairs
-# for a loop. ($\Phi$, the distribution function of $N(0, 1)$, is `torch.special.ndtr`. For the
-# second term: which part of $\xi_i$ does the slope depend on?)
+# $\|w_j\| > 0$, and $\tau$ may be 0. The experiment below has $n = 180$ and $m = 300$, too many
+# pairs for a loop. ($\Phi$, the distribution function of $N(0, 1)$, is `torch.special.ndtr`. For
+# the second term: which part of $\xi_i$ does the slope depend on?)
 
 
 # %% answer q7
@@ -1715,7 +1715,8 @@ def crossing(s, p, p3):
 # $u$. The table compares it with the strength at which the leading left singular vector of the
 # whole penalised gradient is as close to $q$ (or $k$) as to $u$. The last column is the strength
 # at which $\|G(\lambda)^\top u\| = \|G(\lambda)^\top k\|$ for the whole $G(\lambda)$, the
-# penalty's part along $u$ included.
+# penalty's part along $u$ included. Read it for the penalty on inputs: the other one has a bulk
+# that enters these norms too.
 
 
 # %%
