@@ -264,7 +264,7 @@ class Diagnosis:
             ("rank-one share of Δ", self.signal_share, "how far the signals are r μᵀ"),
         ]
         if self.gauss_newton is not None:
-            meaning = "share of ‖G‖F² in the C top Gauss-Newton directions of the layer"
+            meaning = "of ‖G‖F² in the C top Gauss-Newton directions"
             rows.append(("Gauss-Newton", self.gauss_newton, meaning))
             meaning = "the same with random signs of the examples"
             rows.append(("Gauss-Newton, signs", self.gauss_newton_null, meaning))
