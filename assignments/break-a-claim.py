@@ -1918,6 +1918,8 @@ shown = [rule["dials"][k] for k in (0, len(rule["dials"]) // 2, -1)]
 for dial, marker, color in zip(shown, "o^s", colors):
     medians = tables[dial].median(dim=0).values.abs().clamp(min=1e-17)
     axes[1].loglog(rule["sizes"], medians, marker + "-", color=color, label=f"dial {dial:g}")
+axes[1].set_xticks(rule["sizes"], [f"{n:g}" for n in rule["sizes"]])
+axes[1].set_xticks([], minor=True)
 axes[1].set(xlabel="size n", ylabel="statistic (median over seeds)")
 for axis in axes:
     axis.legend()
