@@ -231,6 +231,19 @@ def test_wide_boxes_scroll_by_key_and_only_they_are_stops(open_page):
     assert page.locator(".lg-tools span:visible").count() == 0
 
 
+def test_tables_of_pandas_say_what_their_heads_are(open_page):
+    page = open_page("chapters/theorem-3-1.html", 400)
+    tables = page.locator("table.dataframe")
+    assert tables.count() > 2
+    assert page.locator("table.dataframe th:empty").count() == 0
+    assert page.locator("table.dataframe th:not([scope])").count() == 0
+    for table in tables.all():
+        box = table.locator("xpath=ancestor::*[contains(@class, 'output ')][1]")
+        scrolls = box.evaluate("b => b.scrollWidth > b.clientWidth + 1")
+        assert (box.get_attribute("aria-label") == "Table, scrolls sideways") == scrolls
+        assert (box.get_attribute("tabindex") == "0") == scrolls
+
+
 # --- paper ---------------------------------------------------------------------------------------
 
 # A4 without its margins, in CSS pixels.

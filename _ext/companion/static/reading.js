@@ -1,6 +1,28 @@
 // Everything here adds to a page that is whole without it: pictures in full size, tables that say
 // what their heads are, and paper that shows what a click would.
 
+// --- boxes that scroll sideways ------------------------------------------------------------------
+
+// A box that scrolls can be reached by keyboard, has a name, and says so to the eye; one that does
+// not would be a useless stop.
+const followWidth = (box, name, hint, also = () => {}) => {
+  hint.textContent = "\u2194 scrolls sideways";
+  const fit = () => {
+    const scrolls = box.scrollWidth > box.clientWidth + 1;
+    hint.hidden = !scrolls;
+    if (scrolls) {
+      box.tabIndex = 0;
+      box.setAttribute("role", "group");
+      box.setAttribute("aria-label", `${name}, scrolls sideways`);
+    } else {
+      for (const attribute of ["tabindex", "role", "aria-label"]) box.removeAttribute(attribute);
+    }
+    also();
+  };
+  new ResizeObserver(fit).observe(box);
+  fit();
+};
+
 // --- pictures in full size ---------------------------------------------------------------------
 
 // One window for all pictures of the page. A <dialog> keeps the focus inside and gives it back.
@@ -36,7 +58,6 @@ const preparePictures = () => {
     const tools = document.createElement("div");
     tools.className = "lg-tools";
     const hint = document.createElement("span");
-    hint.textContent = "\u2194 scrolls sideways";
     const button = document.createElement("button");
     button.type = "button";
     button.className = "lg-tool";
@@ -45,30 +66,18 @@ const preparePictures = () => {
     button.addEventListener("click", () => enlarge(figure));
     tools.append(hint, button);
     box.after(tools);
-    const fit = () => {
-      const image = box.querySelector("img:not([hidden])");
-      const scrolls = box.scrollWidth > box.clientWidth + 1;
-      hint.hidden = !scrolls;
+    followWidth(box, "Figure", hint, () => {
       // Only where the picture is clearly smaller than it was drawn is there anything to gain.
+      const image = box.querySelector("img:not([hidden])");
       tools.hidden = image.clientWidth > 0.85 * Number(image.getAttribute("width"));
-      // A box that scrolls can be reached by keyboard; one that does not would be a useless stop.
-      if (scrolls) {
-        box.tabIndex = 0;
-        box.setAttribute("role", "group");
-        box.setAttribute("aria-label", "Figure, scrolls sideways");
-      } else {
-        for (const name of ["tabindex", "role", "aria-label"]) box.removeAttribute(name);
-      }
-    };
-    new ResizeObserver(fit).observe(box);
-    fit();
+    });
   }
 };
 
 // --- tables of pandas --------------------------------------------------------------------------
 
-// pandas writes corners as empty heads, which are announced as heads of nothing, and does not say
-// whether a head is one of a column or of a row.
+// pandas writes corners as empty heads, which are announced as heads of nothing, does not say
+// whether a head is one of a column or of a row, and lets numbers break at their minus sign.
 const prepareTables = () => {
   for (const table of document.querySelectorAll("table.dataframe")) {
     for (const head of table.querySelectorAll("th")) {
@@ -81,6 +90,17 @@ const prepareTables = () => {
       const corner = document.createElement("td");
       for (const { name, value } of head.attributes) corner.setAttribute(name, value);
       head.replaceWith(corner);
+    }
+    // 1e-16 is one word.
+    for (const cell of table.querySelectorAll("td")) {
+      if (!/\s/.test(cell.textContent.trim())) cell.style.whiteSpace = "nowrap";
+    }
+    const box = table.closest(".cell_output > .output");
+    if (box) {
+      const hint = document.createElement("div");
+      hint.className = "lg-tools";
+      box.after(hint);
+      followWidth(box, "Table", hint);
     }
   }
 };
