@@ -96,7 +96,7 @@ class StatementTransform(SphinxTransform):
         text = statement.label + (f" ({statement.title})" if statement.title else "")
         make_linkable(self.document, self.env, statement.anchor, text, box.line or 0)
         if statement.kind not in UNINDEXED:
-            names = [statement.label, *([statement.title] if statement.title else [])]
+            names = index_names(statement)
             # The search shows what is not "main" after all pages that contain the words.
             entries = [("single", name, statement.anchor, "main", None) for name in names]
             box.insert(0, addnodes.index(entries=entries, inline=False))
@@ -116,6 +116,21 @@ class StatementTransform(SphinxTransform):
         slugs = getattr(self.document, "myst_slugs", {})
         for slug, (line, known, text) in slugs.items():
             slugs[slug] = (line, other if known == anchor else known, text)
+
+
+def index_names(statement: Statement) -> list[str]:
+    """Return the names under which the index lists a statement.
+
+    A label without a number, such as `Claim`, names nothing where there is a title; and Sphinx
+    takes what follows a semicolon for a second level.
+
+    Example:
+        >>> index_names(Statement("Law", "law", "Free bulk; after Voiculescu", "law-free"))
+        ['Free bulk']
+    """
+    title = statement.title.partition(";")[0].strip()
+    numbered = statement.label.lower() != statement.kind
+    return [name for name in (statement.label if numbered or not title else "", title) if name]
 
 
 def _opening(

@@ -332,7 +332,10 @@ def _in_running_text(formula: nodes.math) -> bool:
 def _term(word: str) -> str:
     """Return a row's word for the index: without what explains it, "" if that is a description."""
     term = re.split(r"[:;(,]", LINKED.sub(r"\1", word))[0].strip()
-    return term if len(term.split()) <= TERM_WORDS and "$" not in term else ""
+    if len(term.split()) > TERM_WORDS or "$" in term:
+        return ""
+    # As the names of statements begin, so that the index does not list a word twice.
+    return term[:1].upper() + term[1:]
 
 
 def visit_link(translator: Any, node: SymbolLink) -> None:

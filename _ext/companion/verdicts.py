@@ -102,5 +102,5 @@ def measured_html(found: re.Match, page: str) -> str:
         found: What `MEASURED` found in the box's HTML.
         page: The address of the page with the ledger.
     """
-    link = f'<a class="lg-row" href="{page}#{found["id"]}">This row among all</a>'
+    link = f'<a class="lg-row" href="{page}#{found["id"]}">Row in What holds</a>'
     return f"{found[1]}{link}</div>"

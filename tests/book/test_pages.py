@@ -92,3 +92,17 @@ def test_statements_are_boxes_with_anchor_and_index_entry(soups):
         assert box.select_one(".lg-statement-name").text.startswith(label)
         if not label.startswith("Exercise"):
             assert f"{document.rsplit('/', 1)[-1]}.html#{anchor}" in entries
+
+
+def test_the_index_lists_each_name_once_and_no_bare_kinds(soups):
+    items = soups["genindex"].select("table.genindextable > tr > td > ul > li")
+    names = [item.find(string=True).strip() for item in items]
+    assert len(names) > 50
+    small = [name.lower() for name in names]
+    assert sorted(set(small)) == sorted(small)
+    assert not set(small) & {"claim", "law", "fact", "identity", "bound", "derivation"}
+
+
+def test_the_index_is_reached_from_the_results(soups):
+    for page in ("what-holds", "paper-1", "paper-2"):
+        assert soups[page].select_one("article a[href='genindex.html']"), page
