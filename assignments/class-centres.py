@@ -1745,8 +1745,10 @@ for axis, label in zip(axes, shown):
     plane = clusters.embed(torch.cdist(cases[label], cases[label]), perplexity=10)
     for c, marker in enumerate("osv^D<>Pp*"):
         colour = plt.get_cmap("viridis")(c / 9)
-        axis.scatter(*plane[first == c].T, s=22, marker=marker, color=colour)
-    axis.set(title=label, xticks=[], yticks=[], xlabel="t-SNE, first", ylabel="t-SNE, second")
+        axis.scatter(*plane[first == c].T, s=22, marker=marker, color=colour, label=c)
+    axis.set(title=label.replace(", ", "\n"), xticks=[], yticks=[], xlabel="t-SNE, first")
+axes[0].set_ylabel("t-SNE, second")
+axes[-1].legend(title="class", bbox_to_anchor=(1, 1.05), fontsize="small")
 plt.show()
 
 # %% [markdown]
