@@ -91,9 +91,10 @@ const prepareTables = () => {
       for (const { name, value } of head.attributes) corner.setAttribute(name, value);
       head.replaceWith(corner);
     }
-    // 1e-16 is one word.
-    for (const cell of table.querySelectorAll("td")) {
+    // 1e-16 is one word; several words would stand one below the other on a narrow screen.
+    for (const cell of table.querySelectorAll("td, tbody th")) {
       if (!/\s/.test(cell.textContent.trim())) cell.style.whiteSpace = "nowrap";
+      else if (cell.matches("th")) cell.style.minWidth = "8rem";
     }
     const box = table.closest(".cell_output > .output");
     if (box) {
