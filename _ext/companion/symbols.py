@@ -355,15 +355,19 @@ def depart_link(translator: Any, node: SymbolLink) -> None:
 def visit_list(translator: Any, node: SymbolList) -> None:
     """Write the folded list in HTML."""
     page = translator.builder.get_relative_uri(translator.builder.current_docname, PAGE)
-    items = "".join(
-        f'<li><a href="{page}#{anchor}">{", ".join(map(_math, formulas))}</a> {_words(word)}</li>'
-        for formulas, word, anchor in node["rows"]
-    )
+    items = "".join(_list_item(page, *row) for row in node["rows"])
     translator.body.append(
         '<details class="lg-symbols"><summary>Symbols used here</summary>'
         f"<ul>{items}</ul></details>"
     )
     raise nodes.SkipNode
+
+
+def _list_item(page: str, formulas: list[str], word: str, anchor: str) -> str:
+    # Typeset formulas have no text that could be a link's name.
+    name = html.escape(f"{', '.join(map(plain, formulas))}: {plain_text(word)}")
+    link = f'<a href="{page}#{anchor}" aria-label="{name}">{", ".join(map(_math, formulas))}</a>'
+    return f"<li>{link} {_words(word)}</li>"
 
 
 def _math(latex: str) -> str:
