@@ -24,6 +24,10 @@ CUT_FORMULAS = """() => [...document.querySelectorAll("div.math")].filter((box) 
 WIDER_THAN_PAGE = "() => document.documentElement.scrollWidth - window.innerWidth"
 BROKEN_PICTURES = """() => [...document.images]
   .filter((image) => !image.hidden && !image.naturalWidth).map((image) => image.alt)"""
+REPEATED_IDS = """() => {
+  const ids = [...document.querySelectorAll("[id]")].map((element) => element.id);
+  return ids.filter((id, k) => ids.indexOf(id) !== k);
+}"""
 RAW_FORMULAS = """() => [...document.querySelectorAll(".math")]
   .filter((formula) => !formula.querySelector("mjx-container")).map((f) => f.textContent)"""
 
@@ -36,6 +40,7 @@ def test_page_is_whole(document, width, open_page):
     assert page.locator("mjx-merror").count() == 0
     assert page.evaluate(RAW_FORMULAS) == []
     assert page.evaluate(BROKEN_PICTURES) == []
+    assert page.evaluate(REPEATED_IDS) == []
     assert page.evaluate(WIDER_THAN_PAGE) <= 0
     assert page.evaluate(CUT_FORMULAS) == []
 
