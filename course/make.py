@@ -76,16 +76,19 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--out", type=Path, default=OUT)
     out = parser.parse_args(argv).out
-    try:
-        for source in sorted((views.ROOT / "assignments").glob("*.py")):
+    problems = []
+    for source in sorted((views.ROOT / "assignments").glob("*.py")):
+        try:
             data = reads.data_read(sources.read(source), out / ".reads")
             for path in make(source, out, data):
                 print(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")
-    except (sources.SourceError, BookError, OSError) as error:
-        print(error, file=sys.stderr)
-        return 1
+        except (sources.SourceError, BookError, OSError) as error:
+            # One that is being written must not keep the others from being handed out.
+            problems.append(f"{source.name}: {error}")
     print("Hand out the folder 'student'; keep 'solution' and 'autograder' private.")
-    return 0
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":
