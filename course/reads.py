@@ -32,6 +32,7 @@ def data_read(assignment: Assignment, kept: Path) -> list[str]:
         stored = json.loads(store.read_text(encoding="utf8"))
         if stored["key"] == key:
             return stored["data"]
+    print(f"{assignment.stem}: running its solution, to see what data it reads", flush=True)
     data = list(_run(assignment.stem, notebook))
     kept.mkdir(parents=True, exist_ok=True)
     part = store.with_suffix(".part")
