@@ -236,7 +236,7 @@ _RATES = {
     "densenet40": (0.03, 0.1, 0.25),
 }
 _SIZES = {"vgg11": (13, 26, 51, 100, 263), "resnet18": (13, 26, 51, 100, 263)}
-_SIZES["densenet40"] = (13, 100)
+_SIZES["densenet40"] = (13, 100, 263)
 
 
 def stored_cells() -> tuple[Cell, ...]:
