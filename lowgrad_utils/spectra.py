@@ -182,8 +182,17 @@ def principal_angles(A: Tensor, B: Tensor) -> Tensor:
         tensor([1.5708], dtype=torch.float64)
     """
     checks.matrix("B", B, rows=checks.matrix("A", A).shape[0])
-    angles = scipy.linalg.subspace_angles(A.cpu().numpy(), B.cpu().numpy())
-    return torch.as_tensor(angles[::-1].copy()).to(A)
+    large, small = sorted((scipy.linalg.orth(M.cpu().numpy()) for M in (A, B)), key=_columns)[::-1]
+    overlap = large.T @ small
+    # scipy.linalg.subspace_angles (1.17) takes the arcsine where the arccosine is due, and the
+    # arccosine where the arcsine is, if small and large angles come together: half of the digits.
+    cosines = scipy.linalg.svdvals(overlap)
+    sines = scipy.linalg.svdvals(small - large @ overlap)[::-1]
+    return torch.as_tensor(np.arctan2(sines, cosines)).to(A)
+
+
+def _columns(matrix: np.ndarray) -> int:
+    return matrix.shape[1]
 
 
 def _as_operator(A: Tensor, scale: float) -> scipy.sparse.linalg.LinearOperator:

@@ -250,6 +250,16 @@ def test_principal_angles_chosen_by_hand():
     torch.testing.assert_close(spectra.principal_angles(e[:, :2], turned), expected)
 
 
+def test_small_and_large_principal_angles_together_keep_their_digits():
+    expected = torch.tensor([1e-12, 1e-9, 1e-5, 0.3, 1.2, math.pi / 2 - 1e-9], dtype=FLOAT)
+    k = len(expected)
+    Q = torch.linalg.qr(gaussian(40, 2 * k)).Q
+    A, B = Q[:, :k], Q[:, :k] * expected.cos() + Q[:, k:] * expected.sin()
+    found = spectra.principal_angles(A, B @ gaussian(k, k, seed=1))
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-15)
+    torch.testing.assert_close(spectra.principal_angles(B, A), found, rtol=1e-3, atol=1e-14)
+
+
 def test_spaces_of_different_dimension_have_no_angles():
     with pytest.raises(ValueError, match=r"^B has shape \(3, 1\), but 4 x any is needed"):
         spectra.principal_angles(gaussian(4, 2), gaussian(3, 1))
