@@ -41,6 +41,11 @@ PALETTE = {
 #: The environment variable that says that the book is being built.
 BOOK_VARIABLE = "LOWGRAD_BOOK"
 
+_GREEK = {
+    "alpha": "α", "beta": "β", "eta": "η", "lam": "λ", "nu": "ν", "sigma": "σ", "tau": "τ",
+    "theta": "θ", "zeta": "ζ",
+}  # fmt: skip
+
 # As wide as the book's text column. Twice that would be sharper, but a slider has many frames:
 # this keeps one at 4 to 15 KB.
 _DPI = 110
@@ -502,7 +507,13 @@ def _categorical(values: Sequence[Any]) -> bool:
     return any(isinstance(value, str) for value in values)
 
 
+def _label(name: str) -> str:
+    """Return what a reader sees for a parameter: the paper's letter where it is a Greek one."""
+    return _GREEK.get(name, name.replace("_", " "))
+
+
 def _control_html(name: str, values: Sequence[Any]) -> str:
+    name = _label(name)
     texts = [_value_text(value) for value in values]
     first = html.escape(f"{name} = {texts[0]}")
     # Browsers restore a form's state on reload; autocomplete="off" keeps controls and frame
@@ -556,6 +567,7 @@ def _live_slider(
 
 
 def _live_control(name: str, values: Sequence[Any]) -> widgets.Widget:
+    name = _label(name)
     # Options are (text, position): values themselves need not be hashable or distinct.
     options = [(_value_text(value), k) for k, value in enumerate(values)]
     if _categorical(values):

@@ -297,8 +297,8 @@ def test_a_slider_in_a_book_holds_every_frame(shown, building):
     assert len({frame["src"] for frame in frames}) == 3
     (control,) = page.all("input")
     assert (control["type"], control["min"], control["max"]) == ("range", "0", "2")
-    assert (control["aria-label"], control["aria-valuetext"]) == ("nu", "nu = 0.1")
-    assert page.all("output")[0]["text"] == "nu = 0.1"
+    assert (control["aria-label"], control["aria-valuetext"]) == ("ν", "ν = 0.1")
+    assert page.all("output")[0]["text"] == "ν = 0.1"
     assert shown[0]["text/plain"] == "A line to 0.1. (3 frames over nu)"
 
 
@@ -315,7 +315,7 @@ def test_two_parameters_and_a_function_for_the_text(shown, building):
     assert alts[:4] == [
         f"Line from {a} to {b}." for a, b in ((0.1, 1), (0.1, 2), (0.1, 3), (0.2, 1))
     ]
-    assert [control["aria-label"] for control in page.all("input")] == ["nu", "noise"]
+    assert [control["aria-label"] for control in page.all("input")] == ["ν", "noise"]
 
 
 def test_frames_lose_no_more_than_shades(shown, building):
@@ -395,7 +395,7 @@ def test_texts_have_a_list_to_choose_from(shown, building):
         f"{kind} {shape} {nu}" for kind in ("a", "b<c") for shape in "xyz" for nu in (0, 0.5)
     ]
     assert [control["aria-label"] for control in page.all("select")] == ["kind", "shape"]
-    assert [control["aria-label"] for control in page.all("input")] == ["nu"]
+    assert [control["aria-label"] for control in page.all("input")] == ["ν"]
     assert [option["text"] for option in page.all("option")] == ["a", "b<c", "x", "y", "z"]
     assert [option["value"] for option in page.all("option")] == ["0", "1", "0", "1", "2"]
     assert ["selected" in option for option in page.all("option")] == [True, False] * 2 + [False]
@@ -413,7 +413,7 @@ def test_a_live_slider_draws_on_demand(shown, reading):
 
     box = figures.slider(record, alt="{nu}, {noise}", caption="<c>", nu=[1, 2], noise=[3, 4])
     first, second, image, _ = box.children
-    assert (first.description, second.description) == ("nu", "noise")
+    assert (first.description, second.description) == ("ν", "noise")
     assert [label for label, _ in second.options] == ["3", "4"]
     assert drawn == [(1, 3)]
     before = Page(image.value)
@@ -562,25 +562,25 @@ def visible(page, index):
 
 def test_arrow_keys_move_one_slider_and_no_other(page):
     assert (visible(page, 0), visible(page, 1)) == (["One 0.25."], ["Two 0 1."])
-    control = page.get_by_label("nu").first
+    control = page.get_by_label("ν").first
     control.focus()
     page.keyboard.press("ArrowRight")
     assert (visible(page, 0), visible(page, 1)) == (["One 1."], ["Two 0 1."])
-    assert control.get_attribute("aria-valuetext") == "nu = 1"
-    assert page.locator("output").first.inner_text() == "nu = 1"
+    assert control.get_attribute("aria-valuetext") == "ν = 1"
+    assert page.locator("output").first.inner_text() == "ν = 1"
     page.keyboard.press("End")
     assert visible(page, 0) == ["One 2."]
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("ArrowLeft")
     assert visible(page, 0) == ["One 0.25."]
-    assert page.locator("output").first.inner_text() == "nu = 0.25"
+    assert page.locator("output").first.inner_text() == "ν = 0.25"
 
 
 def test_two_controls_choose_one_frame(page):
     page.get_by_label("noise").focus()
     page.keyboard.press("ArrowRight")
     assert visible(page, 1) == ["Two 0 2."]
-    page.get_by_label("nu").nth(1).focus()
+    page.get_by_label("ν").nth(1).focus()
     page.keyboard.press("ArrowRight")
     assert visible(page, 1) == ["Two 4 2."]
     assert visible(page, 0) == ["One 0.25."]
@@ -593,7 +593,7 @@ def test_lists_and_a_slider_choose_one_frame_together(page):
     page.get_by_label("kind").focus()
     page.keyboard.press("ArrowDown")
     assert visible(page, 2) == ["b<c z 0"]
-    page.get_by_label("nu").nth(2).focus()
+    page.get_by_label("ν").nth(2).focus()
     page.keyboard.press("ArrowRight")
     assert visible(page, 2) == ["b<c z 0.5"]
     assert visible(page, 1) == ["Two 0 1."]
