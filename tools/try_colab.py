@@ -36,6 +36,7 @@ import json, sys
 import ipywidgets, lowgrad_utils, numpy, torch
 from ipywidgets.widgets import widget
 problems = []
+shown = get_ipython().showtraceback
 get_ipython().showtraceback = lambda *a, **k: problems.append(repr(sys.exc_info()[1]))
 made = getattr(widget, "_instances", None)
 controls = [
@@ -47,6 +48,7 @@ for control in controls:
     for position in (len(control.options) - 1, 0):
         control.value = control.options[position][1]
     control.value = before
+get_ipython().showtraceback = shown
 if problems:
     raise RuntimeError("a slider failed: " + "; ".join(problems))
 print(json.dumps({
