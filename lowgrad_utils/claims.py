@@ -26,6 +26,7 @@ import functools
 import html
 import math
 import operator
+import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -49,6 +50,15 @@ VERDICTS = (*TIERS.values(), "fails", "not reproducible here")
 KINDS = ("identity", "bound", "rate", "threshold", "empirical")
 #: Kinds of statement that claim more than what one experiment shows.
 THEOREMS = KINDS[:-1]
+
+_GREEK = {
+    "alpha": "α", "beta": "β", "gamma": "γ", "delta": "δ", "zeta": "ζ", "eta": "η", "theta": "θ",
+    "lambda": "λ", "mu": "μ", "nu": "ν", "sigma": "σ", "tau": "τ", "psi": "ψ", "omega": "ω",
+    "Sigma": "Σ", "Phi": "Φ", "Theta": "Θ",
+}  # fmt: skip
+_SPELLED = re.compile(rf"(?<![A-Za-z_])(?:{'|'.join(_GREEK)})(?![A-Za-z]|_[A-Za-z]\w)")
+_SUBSCRIPT = re.compile(r"_\{([0-9+]+)\}")
+_LOWERED = str.maketrans("0123456789+", "₀₁₂₃₄₅₆₇₈₉₊")
 
 _COMPARATORS = {
     "<=": operator.le,
@@ -835,6 +845,23 @@ def _detail_rows(record: Record) -> list[tuple[str, list[str]]]:
     return [(label, lines) for label, lines in rows if any(lines)]
 
 
+def readable(text: str) -> str:
+    """Return a text of the ledger with letters where it spells them out, ``nu`` as ν.
+
+    The ledger is written in what every keyboard has; names of measured quantities, such as
+    ``beta_error``, stay as they are.
+
+    Args:
+        text: A statement, a hypothesis or a reason.
+
+    Example:
+        >>> readable("lambda_1(G_{1+2}) = Theta(n^(2 nu - 1/2)), not beta_error")
+        'λ_1(G₁₊₂) = Θ(n^(2 ν - 1/2)), not beta_error'
+    """
+    text = _SPELLED.sub(lambda found: _GREEK[found[0]], text)
+    return _SUBSCRIPT.sub(lambda found: found[1].translate(_LOWERED), text)
+
+
 def _headline(record: Record) -> str:
     mark = "✓" if record.verdict == record.expected else "✗"
     suffix = "as expected" if record.verdict == record.expected else "NOT as expected"
@@ -870,14 +897,17 @@ def _box_html(record: Record) -> str:
     # layout is set.
     def escaped(rows: list[tuple[str, list[str]]]) -> list[tuple[str, str]]:
         line = '<div style="overflow-wrap:anywhere">{}</div>'
-        return [(k, "".join(line.format(html.escape(text)) for text in v)) for k, v in rows]
+        # What was measured is named as in the code.
+        shown = [(k, v if k in ("Measured", "Also") else map(readable, v)) for k, v in rows]
+        return [(k, "".join(line.format(html.escape(text)) for text in v)) for k, v in shown]
 
     verdict = ("Verdict", f"<strong>{html.escape(_headline(record))}</strong>")
     return (
         f'<div class="lg-claim" id="claim-{html.escape(record.id)}" style="border:1px solid;'
         'border-left-width:6px;border-radius:4px;padding:.6em .8em;margin:.5em 0;line-height:1.4">'
         f'<div style="font-size:.85em;overflow-wrap:anywhere">{html.escape(_title(record))}</div>'
-        f'<div style="font-weight:600;margin:.2em 0 .5em">{html.escape(record.statement)}</div>'
+        f'<div style="font-weight:600;margin:.2em 0 .5em">'
+        f"{html.escape(readable(record.statement))}</div>"
         f"{_definitions([verdict, *escaped(_box_rows(record))])}"
         '<details style="margin-top:.4em"><summary style="font-size:.9em">Source, hypotheses and '
         f"why these numbers</summary>{_definitions(escaped(_detail_rows(record)))}</details></div>"

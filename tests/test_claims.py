@@ -479,7 +479,6 @@ def test_the_box_says_everything(registry):
         for part in (
             "|E| < |S| & more",
             "Some Paper, Theorem 1",
-            "alpha < 1",
             "at most -1/4",
             "slope of log |E| over log n",
             "✓ met: high slope <= -0.25, measured -0.3",
@@ -490,10 +489,25 @@ def test_the_box_says_everything(registry):
             "The bound is -0.25",
         ):
             assert part in text
+    # A page shows letters, a terminal what the ledger says.
+    assert "α < 1" in box.text
+    assert "alpha < 1" in data["text/plain"]
     assert "✓ holds, as expected" in repr(measure(registry))
     assert "Negative control t.rate.control" in repr(
         claims.evaluate("t.rate.control", registry=registry, slope=Fit())
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("lambda_1(G_{1+2}) = |delta_{c,c}|^2", "λ_1(G₁₊₂) = |δ_{c,c}|^2"),
+        ("sigma' and mu_j, 2 nu", "σ' and μ_j, 2 ν"),
+        ("beta_error, alphabet, min_nu, network", "beta_error, alphabet, min_nu, network"),
+    ],
+)
+def test_letters_are_shown_as_letters(text, shown):
+    assert claims.readable(text) == shown
 
 
 def test_text_from_a_registry_cannot_become_markup(tmp_path):

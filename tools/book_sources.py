@@ -12,7 +12,7 @@ import nbformat
 import yaml
 
 # What decides how a page looks once its notebook has run, beside the pages themselves.
-PAGE_SOURCES = ("_config.yml", "_toc.yml", "_ext", "tools", "references.bib")
+PAGE_SOURCES = ("_config.yml", "_toc.yml", "_ext", "tools")
 
 # Raised with every change to what is kept beside a notebook's outputs.
 RESULT_FORMAT = "2"

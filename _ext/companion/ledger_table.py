@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from lowgrad_utils import claims
+
 from .badges import badge, verdict_of
 
 PAPERS = {
@@ -100,11 +102,13 @@ def _row(row: Row, part: str, address: str) -> str:
     name = html.escape(row["id"])
     linked = f'<a href="{html.escape(address)}">{name}</a>' if address else name
     # The anchor that links point to is the row's own name.
+    said = html.escape(claims.readable(row["statement"]))
     statement = (
-        f'<strong id="{name}">{linked}</strong><br>{html.escape(row["statement"])}'
+        f'<strong id="{name}">{linked}</strong><br>{said}'
         f"<br><small>{html.escape(row['source'])}</small>"
     )
-    predicted, measured = (html.escape(str(row.get(k) or "")) for k in ("predicted", "measured"))
+    predicted = html.escape(claims.readable(str(row.get("predicted") or "")))
+    measured = html.escape(str(row.get("measured") or ""))
     # One number a line: a row is read by looking for one of them.
     measured = measured.replace("; ", "<br>")
     verdict = badge(verdict_of(row))

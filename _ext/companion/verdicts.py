@@ -13,6 +13,8 @@ from pathlib import Path
 from docutils import nodes
 from sphinx.application import Sphinx
 
+from lowgrad_utils import claims
+
 from . import badges, ledger
 
 BOX = re.compile(r"\]\((?P<document>[\w/-]+)\.ipynb#(?P<anchor>[^)\s]+)\)")
@@ -88,7 +90,7 @@ def verdicts_html(rows: list[dict], page: str, link) -> str:
     items = []
     for row in rows:
         name, verdict = html.escape(row["id"]), badges.verdict_of(row)
-        address, statement = html.escape(link(row)), html.escape(row["statement"])
+        address, statement = html.escape(link(row)), html.escape(claims.readable(row["statement"]))
         name_html = f'<a href="{address}" title="{statement}">{name}</a>' if address else name
         badge = f'<a href="{page}#{name}" aria-label="{verdict}: {name} in the ledger">'
         items.append(f"<li>{name_html} {badge}{badges.badge(verdict)}</a></li>")
