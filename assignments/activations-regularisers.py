@@ -1,6 +1,6 @@
 # %% assignment
 # title = "Activations and regularisers"
-# minutes = 210
+# minutes = 240
 # withheld = [
 #     "lowgrad_utils.networks.Activation.mu",
 #     "lowgrad_utils.networks.Activation.c",
@@ -138,7 +138,9 @@ SIGMA = lg.ACTIVATIONS
 
 
 def part(answer, index, count):
-    assert isinstance(answer, list) and len(answer) == count, f"{count} results are expected"
+    # Whoever stacks equal shapes into one tensor has answered, too.
+    size = len(answer) if isinstance(answer, list) or np.ndim(answer) else 0
+    assert size == count, f"a tuple of {count} results is needed"
     return answer[index]
 
 
@@ -487,6 +489,12 @@ def straight(X, z, zeta, W, a, gamma, r, c):
     return gamma * zeta / len(X) * z @ (np.outer(r, a) * lines)
 
 
+def check_direction(v, expected):
+    value = array(v, expected.shape, name="v")
+    cosine = value @ expected / (np.linalg.norm(value) * np.linalg.norm(expected) + 1e-300)
+    assert cosine > 1 - 1e-9, f"v is at a cosine of {cosine:.4f} to what it should be"
+
+
 # %% hidden q3 1: direction
 def calls(rng):
     return [call("straight_spike", **straight_case(rng, *s)) for s in ((6, 4, 9), (9, 12, 5))]
@@ -494,10 +502,7 @@ def calls(rng):
 
 def check(calls, answers):
     for c, v in zip(calls, answers):
-        expected = straight(**c.arguments)
-        value = array(v, expected.shape, name="v")
-        cosine = value @ expected / (np.linalg.norm(value) * np.linalg.norm(expected) + 1e-300)
-        assert cosine > 1 - 1e-9, f"v is at a cosine of {cosine:.4f} to what it should be"
+        check_direction(v, straight(**c.arguments))
 
 
 # %% hidden q3 1: size
@@ -520,8 +525,8 @@ def calls(rng):
 def check(calls, answers):
     x = calls[0].arguments
     total = sum(z * r * row for z, r, row in zip(x["z"], x["r"], x["X"]))
-    expected = x["gamma"] * x["zeta"] / 16_000 * x["a"] * x["c"] * (x["W"] @ total)
-    near(answers[0], expected, name="v")
+    expected = x["a"] * x["c"] * (x["W"] @ total)
+    check_direction(answers[0], expected)
 
 
 # %% wrong q3 1: the matrix of lines is formed
@@ -534,7 +539,7 @@ def straight_spike(X, z, zeta, W, a, gamma, r, c):
     return gamma * zeta / len(X) * a * c * (W @ (X.T @ r))
 
 
-# %% wrong q3 2: no average over the examples
+# %% wrong q3 1: no average over the examples
 def straight_spike(X, z, zeta, W, a, gamma, r, c):
     return gamma * zeta * a * c * (W @ (X.T @ (z * r)))
 
@@ -786,7 +791,8 @@ def ntk_twin(m, decay, jacobian, step):
 #
 # **Question q5.** Write `weight_penalty`: the gradients in $W$ of the first and of the second sum,
 # each transposed to $d \times m$ and with its factor $\frac1{2n}$. Entries of $a$ may be any
-# numbers. Derive the formulas; check them against automatic differentiation if you like.
+# numbers, and the activation any of `ACTIVATIONS`: also ReLU, whose `second_derivative` is zero.
+# Derive the formulas; check them against automatic differentiation if you like.
 
 
 # %% answer q5
@@ -852,7 +858,7 @@ def penalty_calls(rng, name, activations, signs=False):
     return [call(name, **small_network(rng, each, signs)) for each in activations]
 
 
-# %% hidden q5 1: inner weights, outer weights of size one
+# %% hidden q5 1: inner weights, outer weights of size one, also ReLU
 def calls(rng):
     return penalty_calls(rng, "weight_penalty", ("tanh", "softplus", "silu", "relu"), signs=True)
 
@@ -874,7 +880,7 @@ def check(calls, answers):
 
 # %% hidden q5 1: outer weights
 def calls(rng):
-    return penalty_calls(rng, "weight_penalty", ("tanh", "softplus", "relu"))
+    return penalty_calls(rng, "weight_penalty", ("tanh", "softplus", "elu"))
 
 
 def check(calls, answers):
@@ -1034,7 +1040,7 @@ def check(calls, answers):
         expected = whole_part(**c.arguments)
         near(part(answer, 0, 2), expected, name="direct for ReLU")
         rest = array(part(answer, 1, 2), expected.shape, name="bent for ReLU")
-        assert np.abs(rest).max() == 0, "bent is not zero for ReLU, whose slopes do not bend"
+        assert np.abs(rest).max() < 1e-12, "bent is not zero for ReLU, whose slopes do not bend"
 
 
 # %% wrong q6 4: the penalty on the derivative in W
@@ -1593,7 +1599,7 @@ def two_slopes(mean, s, delta):
         rows.append(
             [mu, bend, right * ((1 - delta) * left) ** 2 + left * ((1 - delta) * right) ** 2]
         )
-    return tuple(torch.tensor(rows, dtype=torch.float64).T)
+    return torch.tensor(rows, dtype=torch.float64).T  # one tensor with three rows
 
 
 def slope_statistics(activation, mean, s):
@@ -1791,7 +1797,7 @@ for axis, (activation, penalty) in zip(axes, panels):
         axis.semilogx(factors, [alignment(top, direction) for top in tops], **style, label=label)
     axis.axvline(1, color="grey", lw=1)
     axis.set(xlabel="λ / predicted λ", title=f"{activation}, penalty on {penalty} (NTK)")
-    axis.legend(title="u₁ along", fontsize=8)
+    axis.legend(title="u₁ along", fontsize=8, loc="center right")
 axes[0].set_ylabel("alignment")
 fig.tight_layout()
 plt.show()
