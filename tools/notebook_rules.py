@@ -6,6 +6,7 @@ Each check returns its problems as lines; no line means that the notebook keeps 
 ``--clear`` first takes out what running a notebook left in it.
 """
 
+import ast
 import json
 import re
 import sys
@@ -61,7 +62,7 @@ def notebook_problems(notebook: dict[str, Any]) -> list[str]:
     Args:
         notebook: The notebook as nested dictionaries.
     """
-    found = [*_whole(notebook)]
+    found = [*_whole(notebook), *slider_problems(notebook)]
     for number, cell in enumerate(notebook["cells"], 1):
         rules = markdown_problems if cell["cell_type"] == "markdown" else code_problems
         found += [f"cell {number}: {problem}" for problem in rules(source_of(cell))]
@@ -83,6 +84,61 @@ def _whole(notebook: dict[str, Any]) -> Iterator[str]:
         yield "the first code cell must be the text of tools/setup_cell.py"
     elif "remove-cell" not in code[0]["metadata"].get("tags", []):
         yield "the first code cell must carry the tag 'remove-cell'"
+
+
+def slider_problems(notebook: dict[str, Any]) -> Iterator[str]:
+    """Yield names by which a slider draws and which a later cell uses for something else.
+
+    While the book is built all frames are drawn at once; in a live kernel the reader moves the
+    slider after the last cell has run.
+
+    Args:
+        notebook: The notebook as nested dictionaries.
+    """
+    code = [source_of(c) for c in notebook["cells"] if c["cell_type"] == "code"]
+    trees = [ast.parse(source) for source in code]
+    functions: dict[str, set[str]] = {}
+    for number, tree in enumerate(trees):
+        made = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+        functions |= {name: _names(node, ast.Load) for name, node in made.items()}
+        later = set().union(*map(_made_at_top, trees[number + 1 :]))
+        for call in ast.walk(tree):
+            if isinstance(call, ast.Call) and ast.unparse(call.func).endswith("slider"):
+                # The function itself was handed over; what it calls is looked up when it runs.
+                used = _reached(_names(call.args[0], ast.Load), functions)
+                for name in sorted((used - _names(call.args[0], ast.Load)) & later):
+                    yield f"a slider draws with '{name}', which a later cell uses anew: rename one"
+
+
+def _names(node: ast.AST, context: type) -> set[str]:
+    inside = [n for n in ast.walk(node) if isinstance(n, ast.Name)]
+    found = {n.id for n in inside if isinstance(n.ctx, context)}
+    if context is ast.Store or not isinstance(node, ast.FunctionDef):
+        return found
+    arguments = {a.arg for a in ast.walk(node.args) if isinstance(a, ast.arg)}
+    return found - arguments - _names(node, ast.Store)
+
+
+def _made_at_top(tree: ast.AST) -> set[str]:
+    """Return the names that a cell gives to something, not those inside its functions."""
+    found = set()
+    inner = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+    for child in ast.iter_child_nodes(tree):
+        if isinstance(child, ast.FunctionDef):
+            found.add(child.name)
+        elif isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):
+            found.add(child.id)
+        elif not isinstance(child, inner):
+            found |= _made_at_top(child)
+    return found
+
+
+def _reached(names: set[str], functions: dict[str, set[str]]) -> set[str]:
+    """Return the names, and those that functions of these names use, and so on."""
+    found: set[str] = set()
+    while names - found:
+        found, names = found | names, set().union(*(functions.get(n, set()) for n in names))
+    return found
 
 
 def code_problems(source: str) -> list[str]:

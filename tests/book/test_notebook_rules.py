@@ -117,6 +117,30 @@ def test_bad_notebook_is_noticed(change):
     assert len(notebook_problems(content)) == 1
 
 
+SLIDER = "axis = 1\ndef draw(a):\n    return help(a)\ndef help(a):\n    return axis\n"
+
+
+@pytest.mark.parametrize(
+    ("later", "name"),
+    [
+        ("axis = 2", "axis"),
+        ("for axis in range(2):\n    pass", "axis"),
+        ("def help(a):\n    return a", "help"),
+    ],
+)
+def test_a_slider_keeps_its_names(later, name):
+    problems = notebook_problems(_complete_notebook(SLIDER, "figures.slider(draw, a=[1])", later))
+    assert len(problems) == 1 and f"'{name}'" in problems[0]
+
+
+@pytest.mark.parametrize(
+    "later", ["def draw(a):\n    axis = 2", "[axis for axis in range(2)]", "print(axis)"]
+)
+def test_a_sliders_function_may_be_replaced(later):
+    cells = (SLIDER, "figures.slider(draw, a=[1])", later)
+    assert notebook_problems(_complete_notebook(*cells)) == []
+
+
 def test_links_are_followed(tmp_path):
     (tmp_path / "other.md").write_text('# Where it breaks\n\n<a id="lemma-1"></a>\n')
     page = tmp_path / "page.md"
