@@ -1,7 +1,7 @@
 """Put the package, and the data that a notebook reads, into the notebook itself.
 
-What comes out needs no clone, no address and no network: two folded cells in place of the one
-that installs. The first holds an archive as text, the second checks it, unpacks it into a folder
+What comes out needs no clone, no address and no network: folded cells in place of the one that
+installs. The first ones hold an archive as text; the last one checks it, unpacks it into a folder
 of this session and puts that behind everything else on the path.
 """
 
@@ -27,9 +27,11 @@ PACKAGE = "lowgrad_utils"
 #: Says, beside data that are not all there, why they are not (lowgrad_utils.files looks for it).
 NOTE = "CARRIED"
 # Graders and readers know by these words what is no part of the text.
-TITLE = '# @title Setup, part {part} of 2: {what}. Run this first. {{ display-mode: "form" }}'
+TITLE = '# @title Setup, part {part} of {parts}: {what}. Run this first. {{ display-mode: "form" }}'
 # Editors give up on lines that are much longer, and slow down over many more lines.
 LINE = 4000
+# Jupyter's server drops the connection at a message of 10 MiB, and a cell is sent in one.
+PART = 1000 * LINE
 
 
 class Carried(NamedTuple):
@@ -89,7 +91,7 @@ def _archive(files: dict[str, bytes]) -> bytes:
 
 
 def carry(notebook: dict[str, Any], carried: Carried, root: Path = ROOT) -> dict[str, Any]:
-    """Return a notebook in which two cells that carry the package replace the one that installs.
+    """Return a notebook in which cells that carry the package replace the one that installs.
 
     Args:
         notebook: The notebook as nested dictionaries; it stays as it is.
@@ -105,9 +107,13 @@ def carry(notebook: dict[str, Any], carried: Carried, root: Path = ROOT) -> dict
     places = [k for k, source in enumerate(sources) if source.strip() == wanted]
     if not places:
         raise BookError("a notebook without the cell of tools/setup_cell.py cannot carry anything")
+    pieces = [carried.text[k : k + PART] for k in range(0, len(carried.text), PART)]
     notebook["cells"][places[0] : places[0] + 1] = [
-        _folded("carried", _payload(carried)),
-        _folded("unpack", _unpacking(carried, root)),
+        *(
+            _folded(f"carried-{part}", _payload(part, len(pieces), piece))
+            for part, piece in enumerate(pieces, 1)
+        ),
+        _folded("unpack", _unpacking(len(pieces), carried, root)),
     ]
     return notebook
 
@@ -134,14 +140,15 @@ def _folded(name: str, source: str) -> dict[str, Any]:
     }
 
 
-def _payload(carried: Carried) -> str:
-    size = f"the book's package, {len(carried.text) / 1e6:.1f} MB of text"
-    lines = [carried.text[k : k + LINE] for k in range(0, len(carried.text), LINE)]
+def _payload(part: int, parts: int, piece: str) -> str:
+    size = f"the book's package and data, {len(piece) / 1e6:.1f} MB of text"
+    title = TITLE.format(part=part, parts=parts + 1, what=size)
+    lines = [piece[k : k + LINE] for k in range(0, len(piece), LINE)]
     body = "".join(f'    "{line}"\n' for line in lines)
-    return f"{TITLE.format(part=1, what=size)}\nCARRIED = (\n{body})"
+    return f'{title}\nCARRIED = globals().get("CARRIED", {{}})\nCARRIED[{part}] = (\n{body})'
 
 
-def _unpacking(carried: Carried, root: Path) -> str:
+def _unpacking(parts: int, carried: Carried, root: Path) -> str:
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf8"))["project"]
     names = [re.split(r"[<>=!~ \[]", each)[0] for each in project["dependencies"]]
     values = {
@@ -152,4 +159,6 @@ def _unpacking(carried: Carried, root: Path) -> str:
     text = UNPACK_CELL.read_text(encoding="utf8").strip()
     for name, value in values.items():
         text = text.replace(f'\n{name} = ""', f"\n{name} = {json.dumps(value)}")
-    return f"{TITLE.format(part=2, what='unpack it, for this session only')}\n{text}"
+    text = text.replace("\nPARTS = 0", f"\nPARTS = {parts}")
+    what = "unpack it, for this session only"
+    return f"{TITLE.format(part=parts + 1, parts=parts + 1, what=what)}\n{text}"

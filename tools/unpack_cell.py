@@ -1,4 +1,4 @@
-"""Make lowgrad_utils importable: installed here, or from what the cell above carries."""
+"""Make lowgrad_utils importable: installed here, or from what the cells above carry."""
 
 
 def unpack_lowgrad_utils(carried):
@@ -19,10 +19,11 @@ def unpack_lowgrad_utils(carried):
         return f"lowgrad_utils is here already and stays as it is: {found.origin}"
     if sys.version_info < (3, 11):  # noqa: UP036
         raise RuntimeError(f"Python {sys.version.split()[0]} is too old: 3.11 or newer is needed.")
-    if not carried:
-        raise RuntimeError("Run the cell above first: it holds the package.")
+    parts = range(1, PARTS + 1)
+    if not all(part in carried for part in parts):
+        raise RuntimeError("Run the cells above first: they hold the package.")
     try:
-        content = base64.b64decode(carried)
+        content = base64.b64decode("".join(carried[part] for part in parts))
     except ValueError:
         content = b""
     if hashlib.sha256(content).hexdigest() != SHA256:
@@ -43,7 +44,8 @@ def unpack_lowgrad_utils(carried):
     return f"lowgrad_utils {VERSION} is unpacked for this session, with its data: {folder}"
 
 
+PARTS = 0
 VERSION = ""
 SHA256 = ""
 PACKAGES = ""
-print(unpack_lowgrad_utils(globals().get("CARRIED")))
+print(unpack_lowgrad_utils(globals().get("CARRIED", {})))

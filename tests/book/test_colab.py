@@ -30,14 +30,14 @@ from small_books import REGISTRY, ROOT, SETTLE, notebook, write_book
 
 CHAPTER = "chapters/gradient"
 # Quick, with sliders, and it reads data.
-WITH_DATA = "chapters/how-to-read"
+WITH_DATA = "chapters/hessian-sweep"
 HERE = address.Address("https://github.com/owner/name", "v1.0")
 SETUP = carrying.SETUP_CELL.read_text(encoding="utf8")
 SIZE_LIMIT = 25e6
 # The grids' module itself reads these: one grid's cells follow from another's results.
 ALWAYS = ["grids/hessian-training.csv", "grids/hessian-training.json"]
 FIGURE_2 = ("grids/figure-2.csv", "grids/figure-2.json")
-EMPTY = carrying.Carried("", "", ())
+EMPTY = carrying.Carried("A", "", ())
 ASSIGNMENT = '''# %% assignment
 # title = "Small"
 # minutes = 120
@@ -134,7 +134,7 @@ def _python(python, code, folder, **environment):
 
 
 def test_the_archive_holds_the_package_and_the_data_that_were_named(small):
-    carried = _cells(small, "carried")[0]
+    carried = _cells(small, "carried-1")[0]
     names = set(_archive("".join(re.findall(r'^    "(.*)"$', carried, re.MULTILINE))).namelist())
     sources = {p.relative_to(ROOT).as_posix() for p in ROOT.glob("lowgrad_utils/**/*.py")}
     data = {f"lowgrad_utils/data/grids/figure-2.{end}" for end in ("csv", "json")}
@@ -144,8 +144,9 @@ def test_the_archive_holds_the_package_and_the_data_that_were_named(small):
 
 
 def test_packing_twice_gives_the_same_text():
-    assert carrying.pack(["mnist_subset.npz"]) == carrying.pack(["mnist_subset.npz"])
-    assert carrying.pack([]).sha256 != carrying.pack(["grids/bridge.json"]).sha256
+    nothing = carrying.pack([])
+    assert nothing == carrying.pack([])
+    assert nothing.sha256 != carrying.pack(["grids/bridge.json"]).sha256
 
 
 @pytest.mark.parametrize("name", ["no-such-file.npz", "../pyproject.toml", "grids"])
@@ -176,11 +177,11 @@ def test_the_notebook_is_one_that_colab_opens(small):
     assert small["metadata"]["colab"]["name"] == "gradient.ipynb"
     assert small["metadata"]["colab"]["toc_visible"] is True
     assert "2 files" in _cells(small, "about")[0]
-    for name in ("carried", "unpack"):
+    for name in ("carried-1", "unpack"):
         (cell,) = [c for c in small["cells"] if c["id"] == name]
         assert cell["metadata"]["cellView"] == "form"
         assert cell["source"].startswith("# @title Setup")
-    assert max(map(len, _cells(small, "carried")[0].splitlines())) < 5000
+    assert max(map(len, _cells(small, "carried-1")[0].splitlines())) < 5000
 
 
 def test_text_of_the_chapters_keeps_the_rules_when_it_carries():
@@ -250,7 +251,7 @@ def test_students_get_the_package_and_the_grader_skips_it(tmp_path):
     source = ROOT / "assignments" / "gradient-pieces.py"
     student, solution, _ = make.make(source, tmp_path, data=["mnist_subset.npz"])
     content = json.loads(student.read_text(encoding="utf8"))
-    assert "CARRIED" in _cells(content, "carried")[0]
+    assert "CARRIED" in _cells(content, "carried-1")[0]
     assert "CARRIED" not in solution.read_text(encoding="utf8")
     graded = [source for _, source in runner.enumerate_code(content)]
     assert graded and not any("CARRIED" in source for source in graded)
@@ -262,7 +263,7 @@ def test_students_get_the_package_and_the_grader_skips_it(tmp_path):
 def test_unpacking_in_an_empty_folder(small, elsewhere, tmp_path):
     code = "\n".join(
         [
-            *_cells(small, "carried", "unpack"),
+            *_cells(small, "carried-1", "unpack"),
             "import sys, lowgrad_utils as lg",
             "from lowgrad_utils import files, grids",
             "first = lg.__file__",
@@ -284,8 +285,21 @@ def test_unpacking_in_an_empty_folder(small, elsewhere, tmp_path):
     assert list(temporary.iterdir()) == []
 
 
+def test_much_data_lie_in_several_cells_that_may_run_twice(elsewhere, tmp_path, monkeypatch):
+    monkeypatch.setattr(carrying, "PART", 50 * carrying.LINE)
+    content = colab.chapter(ROOT, CHAPTER, carrying.pack(["grids/figure-2.csv"]), None)
+    names = [c["id"] for c in content["cells"] if c["id"].startswith("carried-")]
+    assert names == ["carried-1", "carried-2", "carried-3"][: len(names)] and len(names) > 1
+    parts = _cells(content, *names)
+    assert max(map(len, parts)) < 51 * (carrying.LINE + 10)
+    said = _python(elsewhere, "\n".join([*parts[1:], *_cells(content, "unpack")]), tmp_path)
+    assert said == "RuntimeError: Run the cells above first: they hold the package."
+    twice = [parts[1], *parts, *parts, *_cells(content, "unpack", "unpack")]
+    assert "is here already" in _python(elsewhere, "\n".join(twice), tmp_path)
+
+
 def test_an_installed_package_is_not_hidden(small, tmp_path):
-    code = "\n".join([*_cells(small, "carried", "unpack"), "import lowgrad_utils as lg"])
+    code = "\n".join([*_cells(small, "carried-1", "unpack"), "import lowgrad_utils as lg"])
     # This interpreter has the clone's.
     line = _python(sys.executable, f"{code}\nprint(lg.__file__)", tmp_path)
     assert Path(line) == ROOT / "lowgrad_utils" / "__init__.py"
@@ -297,7 +311,7 @@ def test_an_installed_package_is_not_hidden(small, tmp_path):
 
 def test_an_empty_folder_of_that_name_hides_nothing(small, elsewhere, tmp_path):
     (tmp_path / "lowgrad_utils").mkdir()
-    code = "\n".join([*_cells(small, "carried", "unpack"), "import lowgrad_utils as lg"])
+    code = "\n".join([*_cells(small, "carried-1", "unpack"), "import lowgrad_utils as lg"])
     assert _python(elsewhere, f"{code}\nprint(lg.LossCurvature.__name__)", tmp_path) == (
         "LossCurvature"
     )
@@ -309,14 +323,14 @@ def test_an_empty_folder_of_that_name_hides_nothing(small, elsewhere, tmp_path):
         (lambda a, b: (a.replace('"/Td6', '"/Td7', 1), b), "does not have the SHA-256 noted here"),
         (lambda a, b: (a[:5000] + a[5001:], b), "does not have the SHA-256 noted here"),
         (lambda a, b: (a, b.replace('SHA256 = "', 'SHA256 = "0')), "does not have the SHA-256"),
-        (lambda a, b: ("", b), "Run the cell above first"),
+        (lambda a, b: ("", b), "Run the cells above first"),
     ],
     ids=["changed", "shortened", "another hash", "not run"],
 )
 def test_damage_is_told_in_one_line_and_nothing_is_unpacked(
     small, elsewhere, tmp_path, change, said
 ):
-    code = "\n".join(change(*_cells(small, "carried", "unpack")))
+    code = "\n".join(change(*_cells(small, "carried-1", "unpack")))
     line = _python(elsewhere, code, tmp_path, TMPDIR=str(tmp_path))
     assert line.startswith("RuntimeError: ") and said in line
     assert list(tmp_path.iterdir()) == []
@@ -325,7 +339,7 @@ def test_damage_is_told_in_one_line_and_nothing_is_unpacked(
 def test_a_missing_package_is_named_with_what_to_do(small, tmp_path):
     bare = tmp_path / "bare"
     venv.create(bare, with_pip=False)
-    code = "\n".join(_cells(small, "carried", "unpack"))
+    code = "\n".join(_cells(small, "carried-1", "unpack"))
     line = _python(str(bare / "bin" / "python"), code, tmp_path)
     assert re.fullmatch(
         r"ImportError: No module named '\w+': run %pip install numpy .*torch.* and repeat\.", line
