@@ -59,7 +59,10 @@
 #
 # All arrays are torch tensors in float64; `ACTIVATIONS[name]` has the functions `value`,
 # `derivative` and `second_derivative`. The functions of `lowgrad_utils` that do a question's work
-# (mean slopes and their like, gradients of penalties) are switched off in the grading.
+# are switched off in the grading: `mu` and `c` of an activation, `gaussian_mean`,
+# `slope_moments`, `gaussian_moments`, `slope_share`, `smoothed`, `derivative_kernel`,
+# `hidden_spike`, `expected_spikes`, `jacobian_penalty_gradient`, `split_jacobian_penalty`,
+# `penalty_gradient_by_autograd`. All the rest may be used.
 
 # %%
 import math
@@ -1776,11 +1779,11 @@ cases = [
     for s in ("ntk", "mean-field")
     for a in ("tanh", "softplus")
 ]
-heads = ("predicted", "measured / it", "equal norms / it")
-print(" " * 30 + "".join(f"{head:>18s}" for head in heads))
+heads = ("predicted", "measured / pred.", "equal norms / pred.")
+print(" " * 30 + "".join(f"{head:>21s}" for head in heads))
 for activation, scaling, penalty in cases:
     rows = torch.tensor([turning(activation, scaling, penalty, seed) for seed in range(3)])
-    numbers = "".join(f"{float(x):18.3g}" for x in rows.median(dim=0).values)
+    numbers = "".join(f"{float(x):21.3g}" for x in rows.median(dim=0).values)
     print(f"{penalty:8s} {scaling:11s} {activation:8s} {numbers}")
 
 # %%
@@ -1797,8 +1800,8 @@ for axis, (activation, penalty) in zip(axes, panels):
         axis.semilogx(factors, [alignment(top, direction) for top in tops], **style, label=label)
     axis.axvline(1, color="grey", lw=1)
     axis.set(xlabel="λ / predicted λ", title=f"{activation}, penalty on {penalty} (NTK)")
-    axis.legend(title="u₁ along", fontsize=8, loc="center right")
-axes[0].set_ylabel("alignment")
+    axis.legend(fontsize=8, loc=(0.72, 0.5))
+axes[0].set_ylabel("alignment of u₁")
 fig.tight_layout()
 plt.show()
 
