@@ -4,6 +4,7 @@ import re
 import tomllib
 
 import pytest
+import torch
 import yaml
 from small_books import ROOT
 
@@ -37,6 +38,27 @@ def test_files_that_are_named_exist(page):
     named = {*PATH.findall(text), *links} - NOT_YET
     built = {path for path in named if path.startswith(("_build/", ".venv/"))}
     assert [path for path in sorted(named - built) if not (ROOT / path).exists()] == []
+
+
+def test_the_readmes_python_runs(capsys):
+    """In one session, from top to bottom, with a classifier as the text asks for."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 6), torch.nn.ReLU(), torch.nn.Linear(6, 3))
+    loader = [(torch.randn(40, 8), torch.arange(40) % 3)]
+    blocks = re.findall(r"^```python\n(.+?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+    session = {"model": model.eval(), "loader": loader}
+    for block in blocks:
+        exec(block, session)
+        assert capsys.readouterr().out, f"This block prints nothing:\n{block}"
+    # What it printed, against the whole matrix: logits' Jacobian and second derivative of the loss.
+    weights, x = dict(model.named_parameters()), loader[0][0]
+    blocks = torch.func.jacrev(lambda w: torch.func.functional_call(model, w, (x,)))(weights)
+    jacobian = torch.cat([block.detach().flatten(2) for block in blocks.values()], dim=2)
+    p = torch.softmax(model(x), dim=1).detach()
+    curvature = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
+    gauss_newton = torch.einsum("icp,icd,idq->pq", jacobian, curvature, jacobian) / len(x)
+    expected = torch.linalg.eigvalsh(gauss_newton).flip(0)[:10]
+    assert torch.allclose(session["top"].values, expected, atol=1e-5)
 
 
 def test_make_knows_every_command_that_is_named():
