@@ -1,6 +1,6 @@
 # %% assignment
 # title = "Gauss-Newton algebra"
-# minutes = 210
+# minutes = 240
 # withheld = [
 #     "lowgrad_utils.experiments.density.lanczos_without_reorthogonalisation",
 #     "lowgrad_utils.experiments.density.level_spectra",
@@ -42,10 +42,10 @@
 # the Gauss-Newton matrix*, *Three levels* and *Hessian, Gauss-Newton and the spectral density*
 # first.
 #
-# All arrays are torch tensors in float64. The functions of `lowgrad_utils` that do a question's
-# work (`LossCurvature`, `ThreeLevels`, `explicit_terms`, `softmax_jacobian`, `spectral_density`,
-# and their like) are switched off in the grading. Do not call the answer to one question in
-# another: then a mistake costs you once.
+# All arrays are torch tensors in float64, also those that you return. The functions of
+# `lowgrad_utils` that do a question's work (`LossCurvature`, `ThreeLevels`, `explicit_terms`,
+# `softmax_jacobian`, `spectral_density`, and their like) are switched off in the grading. Do not
+# call the answer to one question in another: then a mistake costs you once.
 #
 # **The network.** The next cell has the network of this assignment, `logits(theta, X, widths)`:
 # layers of the sizes `widths`, a list of whole numbers from $d$ inputs to $C$ logits, with tanh
@@ -519,7 +519,8 @@ def logit_derivatives(theta, X, widths):
 # BEGIN RUBRIC
 # - 1 point: the identity, by way of $\nabla \log p$, and the relation $\sum \sqrt{p}\,\delta = 0$
 # - 1 point: $v^\top G v$ is four times the mean squared distance of the root vectors, to leading
-#   order
+#   order; eight times the squared Hellinger distance is the same, if that is defined with a factor
+#   of one half
 # END RUBRIC
 
 # %% [markdown]
@@ -767,6 +768,8 @@ for axis, theta, title in ((axes[0], start, "at the start"), (axes[1], end, "tra
     axis.axhline(training, color="black", linestyle=":", label="labels of the training")
     print(f"{title}, labels of the training: {training:.3f}; mean p of the true class: {true:.3f}")
     axis.set(title=title, xlabel="labels drawn per example, S")
+    axis.set_xticks(S_values, S_values)
+    axis.set_xticks([], minor=True)
 axes[0].set_ylabel("distance of M from G, relative")
 axes[1].legend()
 fig.tight_layout()
@@ -1560,7 +1563,7 @@ def deflated_estimates(V, AV, Q, AQ):
 # From a vector $q$, scaled to length one, $m$ Lanczos steps build an orthonormal basis of
 # $q, Aq, \dots, A^{m-1}q$ in which $A$ becomes a tridiagonal matrix $T$. Put a point at each
 # eigenvalue $\theta_j$ of $T$, with the square of the *first* component of its unit eigenvector as
-# weight. Then $\sum_j w_j \theta_j^k = q^\top A^k q$ for all $k < 2m$.
+# its weight $w_j$. Then $\sum_j w_j \theta_j^k = q^\top A^k q$ for all $k < 2m$.
 #
 # **Question q8.** Write `quadrature`, which returns the points and their weights as two vectors of
 # the same length: `steps` of them, or fewer if the basis is complete before (the next vector is
@@ -1801,7 +1804,7 @@ for s in (1, 2, 4, 8, 16, 32):
     Q = vectors[:, -s:]
     trace, error, norm = deflated_estimates(V, H @ V, Q, H @ Q).tolist()
     rows.append([s, abs(trace / float(H.trace()) - 1), error / float(H.trace())])
-    print(f"s = {s:2d}: trace {trace:.4f} +- {error:.4f}      |H|_F^2 {norm:.4f}")
+    print(f"s = {s:2d}: trace {trace:.4f} ± {error:.4f}      |H|_F^2 {norm:.4f}")
 
 # %%
 fig, axes = plt.subplots(1, 2, figsize=(10, 3.8))
@@ -1819,6 +1822,8 @@ axes[0].set(xlabel="eigenvalue of H", ylabel="density", ylim=(1e-3, 500))
 for column, marker, name in ((1, "o-", "actual error"), (2, "s--", "standard error")):
     axes[1].loglog([row[0] for row in rows], [row[column] for row in rows], marker, label=name)
 axes[1].set(xlabel="directions taken out, s", ylabel="error of the trace, relative")
+axes[1].set_xticks([row[0] for row in rows], [row[0] for row in rows])
+axes[1].set_xticks([], minor=True)
 for axis in axes:
     axis.legend()
 fig.tight_layout()
