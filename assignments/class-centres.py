@@ -1,6 +1,6 @@
 # %% assignment
 # title = "Class centres and outliers"
-# minutes = 210
+# minutes = 240
 # withheld = [
 #     "lowgrad_utils.curvature.LossCurvature.class_centres",
 #     "lowgrad_utils.curvature.LossCurvature.group_means",
@@ -43,7 +43,8 @@
 # In the tests all arrays are torch tensors in float64, also vectors of labels, which hold whole
 # numbers from 0: write `labels.long()` where you need integers. The functions of `lowgrad_utils`
 # that do a question's work (such as `class_centres`, `rayleigh_ritz`, `principal_angles`,
-# `explicit_terms`) are switched off in the grading. NumPy, SciPy and PyTorch are yours to use.
+# `explicit_terms`) are switched off in the grading. NumPy, SciPy and PyTorch are yours to use; what
+# you return should be torch tensors, since the checks and the experiments go on with them.
 
 # %%
 import math
@@ -1233,9 +1234,9 @@ def hide(theta, k):
 # %% [markdown]
 # **Question w2.** Read the bars and the table before question q5. Which part of the nine
 # eigenvalues do the means carry before training and after it, and what takes the largest part of
-# what they lack? Why does training make sizes uneven? How many of the nine leading eigenvalues does
-# the edge select, and why does no better edge follow from the same idea (use your construction)?
-# (Five to eight sentences.)
+# what they lack? Why does training make sizes uneven? How many eigenvalues does the edge select,
+# and why does no better edge follow from the same idea (use your construction)? (Five to eight
+# sentences.)
 
 # %% [markdown] written w2 3
 # BEGIN SOLUTION
@@ -1493,11 +1494,13 @@ hint = "Perplexity is exp of the entropy in natural logarithms. Is beta fitted f
 close("the perplexity of each row", torch.special.entr(p).sum(1).exp(), 3 * torch.ones(5), hint)
 
 # %% public q7
-places = torch.tensor([0.0, 1.0, 2.0]).double()
+places = torch.tensor([0.0, 1.0, 3.0]).double()
 p = neighbours((places[:, None] - places).abs(), 1.5)
 assert p is not None, "it returns nothing: does it end with 'return ...'?"
-hint = "From the point 0, log(p_1 / p_2) = beta (4 - 1); from 2 it is the same the other way."
-close("row 0 reversed", p[0].flip(0), p[2], hint)
+hint = "Each point has two neighbours, so the perplexity alone fixes the two numbers of its row."
+nearer, farther = torch.stack([p[0, 1], p[1, 0], p[2, 1]]), torch.stack([p[0, 2], p[1, 2], p[2, 0]])
+close("the probability of the nearer neighbour", nearer, p[0, 1] * torch.ones(3), hint)
+assert (nearer > farther).all(), "the nearer neighbour must have the larger probability"
 places = torch.tensor([0.0, 1.0, 3.0, 7.0]).double()
 row = neighbours((places[:, None] - places).abs(), 2.0)[0]
 hint = "The logarithms of a row must be linear in the SQUARED distances 1, 9, 49."
