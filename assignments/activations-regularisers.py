@@ -60,9 +60,9 @@
 # All arrays are torch tensors in float64; `ACTIVATIONS[name]` has the functions `value`,
 # `derivative` and `second_derivative`. The functions of `lowgrad_utils` that do a question's work
 # are switched off in the grading: `mu` and `c` of an activation, `gaussian_mean`,
-# `slope_moments`, `gaussian_moments`, `slope_share`, `smoothed`, `derivative_kernel`,
-# `hidden_spike`, `expected_spikes`, `jacobian_penalty_gradient`, `split_jacobian_penalty`,
-# `penalty_gradient_by_autograd`. All the rest may be used.
+# `slope_moments` and the spike that is made of them, `gaussian_moments`, `slope_share`,
+# `smoothed`, `derivative_kernel`, `expected_spikes`, `jacobian_penalty_gradient`,
+# `split_jacobian_penalty`, `penalty_gradient_by_autograd`. All the rest may be used.
 
 # %%
 import math
