@@ -30,6 +30,7 @@ MYST = {
 }
 SUMMARY = re.compile(r"<summary>(.*?)</summary>([^\n]*)(\n[^\n]*)?", re.DOTALL)
 IMAGE_WITHOUT_ALT = re.compile(r"!\[\s*\]\(|<img(?![^>]*\balt=\"[^\"]+\")[^>]*>")
+TODO = re.compile(r"\bTODO\b")
 BARE_ENVIRONMENT = re.compile(r"\\begin\{")
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(\s*<?([^)\s>]+)>?[^)]*\)")
 OPENING = re.compile(r"^> *(?:<a id=\"(?P<anchor>[^\"]*)\"></a>)? *\*\*(?P<name>.+?)\*\*")
@@ -166,6 +167,8 @@ def markdown_problems(source: str) -> list[str]:
     ]
     if BARE_ENVIRONMENT.search(prose):
         found.append("a LaTeX environment outside $$, which GitHub does not typeset")
+    if TODO.search(prose):
+        found.append("a TODO that is not filled")
     if IMAGE_WITHOUT_ALT.search(prose):
         found.append("an image without alternative text")
     found += [*_display_problems(source), *_summary_problems(source), *_quotes(source)]
