@@ -905,7 +905,13 @@ def check(calls, answers):
 
 # %% hidden q4 1: logits that are linear in theta
 def calls(rng):
-    return rest_calls(rng, [([3, 4], 6), ([5, 2], 3)], lambda n, C: units(rng, max(n, C), C)[:n])
+    wanted = rest_calls(rng, [([3, 4], 6), ([5, 2], 3)], lambda n, C: units(rng, max(n, C), C)[:n])
+    # Large data and small parameters: the same logits, but H and G so large that H v - G v shows.
+    large = wanted[0].arguments
+    return [
+        *wanted,
+        call("rest_product", **{**large, "X": 1e4 * large["X"], "theta": large["theta"] / 1e4}),
+    ]
 
 
 def check(calls, answers):
@@ -921,6 +927,18 @@ def rest_product(theta, X, widths, Y, v):
         return -(Y * logits(t, X, widths).log_softmax(1)).sum() / len(X)
 
     return torch.func.jvp(torch.func.grad(loss), (theta,), (v,))[1]
+
+
+# %% wrong q4 1: the difference of two large products
+def rest_product(theta, X, widths, Y, v):
+    def loss(t):
+        return -(Y * logits(t, X, widths).log_softmax(1)).sum() / len(X)
+
+    whole = torch.func.jvp(torch.func.grad(loss), (theta,), (v,))[1]
+    z, u = torch.func.jvp(lambda t: logits(t, X, widths), (theta,), (v,))
+    p = z.softmax(1)
+    cotangent = p * (u - (p * u).sum(1, keepdim=True)) / len(X)
+    return whole - torch.func.vjp(lambda t: logits(t, X, widths), theta)[1](cotangent)[0]
 
 
 # %% wrong q4 3: residues that are differentiated
@@ -1610,7 +1628,9 @@ for k in range(1, 6):
     hint = "With 3 steps all moments up to k = 5 are exact: are the weights first components?"
     close(f"the moment of degree {k}", weights @ points**k, moment, hint)
 hint = "Scale q to length one first: the answer does not depend on its length."
-close("the points for 2 q", ran(hint, quadrature, A, 2 * u, 3)[0], points, hint)
+again = ran(hint, quadrature, A, 2 * u, 3)
+close("the points for 2 q", again[0], points, hint)
+close("the weights for 2 q", again[1], weights, hint)
 hint = "For an eigenvector the basis is complete after one step: stop, and do not divide by zero."
 points, weights = ran(hint, quadrature, torch.diag(u), torch.eye(8).double()[2], 3)
 assert torch.isfinite(points).all() and torch.isfinite(weights).all(), hint
