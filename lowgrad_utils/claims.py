@@ -457,8 +457,10 @@ def audit(
             problems += _audit_record(record, registry[str(record["id"])])
     for claim in registry.values():
         if claim.status == "settled" and claim.id not in times:
+            named = "" if claim.chapter in chapters else ", and _toc.yml must name that chapter"
             problems.append(
-                f"{claim.id}: settled, but never measured; chapter '{claim.chapter}' must settle it"
+                f"{claim.id}: settled, but never measured; chapter '{claim.chapter}' must settle "
+                f"it{named}"
             )
         if claim.status == "planned" and claim.chapter in chapters:
             problems.append(

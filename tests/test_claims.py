@@ -563,6 +563,15 @@ def test_the_audit_finds_what_is_missing(registry):
     assert [p.split(":")[0] for p in problems] == ["t.rate", "t.rate.control", "t.large", "t.later"]
     assert all("never measured" in problem for problem in problems[:3])
     assert "planned, but its chapter 'appendix' exists" in problems[3]
+    assert not any("_toc.yml" in problem for problem in problems)
+
+
+def test_the_audit_names_a_chapter_that_the_contents_lack(registry):
+    problems = claims.audit([], ["figure"], registry)
+    lacking = {
+        p.split(":")[0] for p in problems if p.endswith("and _toc.yml must name that chapter")
+    }
+    assert lacking == {"t.rate", "t.rate.control"}
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,13 @@ def notebooks(root: Path) -> list[str]:
     return [doc for doc in toc_documents(root) if page_source(root, doc).suffix == ".ipynb"]
 
 
+def left_out(root: Path) -> list[str]:
+    """Return the notebooks in `chapters` that the table of contents does not name."""
+    named = {f"{doc}.ipynb" for doc in notebooks(root)}
+    found = sorted(path.relative_to(root).as_posix() for path in root.glob("chapters/*.ipynb"))
+    return [path for path in found if path not in named]
+
+
 def chapter_names(root: Path) -> list[str]:
     """Return the stems of all notebooks, the names by which the ledger knows its chapters."""
     return [Path(doc).name for doc in notebooks(root)]

@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from book_sources import BookError, book_key, toc_documents
+from book_sources import BookError, book_key, left_out, toc_documents
 from execute import ANSI, CELL_TIMEOUT, WORKERS, cached_count, execute_book, fill_cache
 
 
@@ -29,6 +29,9 @@ def build(root: Path, workers: int = WORKERS, cell_timeout: int = CELL_TIMEOUT) 
     Raises:
         BookError: A notebook failed, Sphinx warned, or the ledger is incomplete.
     """
+    for path in left_out(root):
+        # Said before the minutes of work that would end in a ledger that misses it.
+        print(f"Left out, since _toc.yml does not name it: {path}", flush=True)
     html = root / "_build" / "html"
     stamp = root / "_build" / "book.key"
     key = book_key(root)

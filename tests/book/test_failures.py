@@ -122,6 +122,16 @@ def test_incomplete_ledger_stops_the_build(folder, registry, cells, problem):
     assert not (root / "_build" / "book.key").exists()
 
 
+def test_a_notebook_that_the_contents_do_not_name_is_said_before_the_work(folder, capsys):
+    root = write_book(folder, REGISTRY, first=notebook("# First", "1 / 0"))
+    (root / "chapters" / "draft.ipynb").write_text(nbformat.writes(notebook("# Draft", "1 + 1")))
+    with pytest.raises(BookError, match="1 of 1 notebooks failed"):
+        build_book.build(root)
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "Left out, since _toc.yml does not name it: chapters/draft.ipynb"
+    assert not any("Left out" in line for line in said[1:])
+
+
 def test_broken_link_stops_the_build(folder):
     root = write_book(folder, REGISTRY, first=notebook("# First\n\n[x](#Nowhere)", SETTLE))
     with pytest.raises(BookError, match="Nowhere"):
