@@ -779,7 +779,7 @@ def _plain(value: Any) -> Any:
 def _seeds(seeds: Iterable[int] | None) -> list[int] | None:
     if seeds is None:
         return None
-    if not isinstance(seeds, Iterable):
+    if isinstance(seeds, str) or not isinstance(seeds, Iterable):
         raise ClaimError(f"seeds is {seeds!r}, but the seeds themselves are needed: range(10)")
     return [int(seed) for seed in seeds]
 

@@ -419,8 +419,11 @@ def test_unknown_and_planned_rows_cannot_be_settled(registry):
 
 def test_seeds_are_the_seeds_themselves(registry):
     assert measure(registry, seeds=range(3)).seeds == [0, 1, 2]
-    with pytest.raises(claims.ClaimError, match="seeds is 10, but the seeds themselves"):
-        measure(registry, seeds=10)
+    for wrong in (10, "none"):
+        with pytest.raises(
+            claims.ClaimError, match=f"seeds is {wrong!r}, but the seeds themselves"
+        ):
+            measure(registry, seeds=wrong)
 
 
 # --- records and boxes ----------------------------------------------------------------------------
