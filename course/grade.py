@@ -271,7 +271,7 @@ class Grader:
             status, note = STATUS.get(how, "stopped"), f"it met the limit on {how}"
         elif not any(line.get("done") is True for line in said):
             status, note = "ended early", "it ended Python itself, or crashed it"
-        lost = note or "no answer"
+        lost = "no answer by then" if note else "no answer"
         results, first = [], 0
         for test in self.tests:
             wanted = range(first, first + len(test.calls))
