@@ -207,7 +207,9 @@ def test_near_says_what_is_wrong(answer, said):
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
 def test_page_for_instructors_lists_it(source):
     assignment = sources.read(source)
-    (row,) = [line for line in PAGE.read_text().splitlines() if f"(`{source.stem}`)" in line]
+    rows = [line for line in PAGE.read_text().splitlines() if f"(`{source.stem}`)" in line]
+    assert len(rows) == 1, f"the table of instructors.md needs one row that names `{source.stem}`"
+    (row,) = rows
     assert row.startswith(f"| {assignment.settings['title']} ")
     for group, word in ((assignment.questions, "questions"), (assignment.written, "answers")):
         assert f"| {len(group)} {word}, {sum(group.values()):g} points |" in row
