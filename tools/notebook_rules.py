@@ -292,10 +292,23 @@ def clear(path: Path) -> None:
         path.write_text(text, encoding="utf8")
 
 
+def _unreadable(path: Path) -> Iterator[str]:
+    try:
+        json.loads(path.read_text(encoding="utf8"))["cells"]
+    except OSError as error:
+        yield f"{path}: cannot be read: {error.strerror}"
+    except (ValueError, KeyError, TypeError):
+        yield f"{path}: this is no notebook; save it from Jupyter, or take it back from git"
+
+
 def main(arguments: list[str]) -> int:
     """Check the named notebooks, or all of the book; return the exit status."""
     paths = [argument for argument in arguments if argument != "--clear"]
     chosen = [Path(p) for p in paths] or [page_source(ROOT, doc) for doc in notebooks(ROOT)]
+    unreadable = [line for path in chosen for line in _unreadable(path)]
+    if unreadable:
+        print("\n".join(unreadable))
+        return 1
     if "--clear" in arguments:
         for path in chosen:
             clear(path)

@@ -9,6 +9,7 @@ from notebook_rules import (
     anchors_of,
     code_problems,
     link_problems,
+    main,
     markdown_problems,
     notebook_problems,
 )
@@ -141,6 +142,21 @@ def test_a_slider_keeps_its_names(later, name):
 def test_a_sliders_function_may_be_replaced(later):
     cells = (SLIDER, "figures.slider(draw, a=[1])", later)
     assert notebook_problems(_complete_notebook(*cells)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [(None, "No such file"), ("{", "no notebook"), ("[]", "no notebook")]
+)
+def test_a_file_that_is_no_notebook_is_told_and_kept(tmp_path, capsys, text, said):
+    path, good = tmp_path / "draft.ipynb", tmp_path / "good.ipynb"
+    good.write_text(json.dumps(_complete_notebook("1 + 1") | {"metadata": {"widgets": 1}}))
+    before = good.read_text()
+    if text is not None:
+        path.write_text(text)
+    assert main(["--clear", str(good), str(path)]) == 1
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith(f"{path}: ") and said in line
+    assert good.read_text() == before
 
 
 def test_links_are_followed(tmp_path):
