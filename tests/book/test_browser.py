@@ -87,21 +87,6 @@ def test_sliders_follow_the_keyboard(open_page):
     assert with_slider >= 2
 
 
-@pytest.mark.parametrize("words", ["Theorem 3.1", "theorem 3.1"])
-def test_search_finds_the_theorem(words, open_page):
-    page = open_page("index.html")
-    address = page.url.rsplit("/", 1)[0]
-    page.goto(f"{address}/search.html?q={words.replace(' ', '+')}")
-    link = page.locator("#search-results a[href*='#theorem-3-1']").first
-    link.wait_for()
-    link.click()
-    page.wait_for_url("**#theorem-3-1")
-    box = page.locator("[id='theorem-3-1']")
-    assert box.is_visible()
-    assert "Theorem 3.1" in box.inner_text()
-    assert page.troubles == []
-
-
 def test_ledger_is_filtered_and_sorted(open_page):
     page = open_page("what-holds.html")
     rows = page.locator(".lg-table tbody tr")

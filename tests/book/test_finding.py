@@ -4,6 +4,7 @@ import pytest
 
 QUERIES = [
     ("Theorem 3.1", "chapters/theorem-3-1.html#theorem-3-1"),
+    ("theorem 3.1", "chapters/theorem-3-1.html#theorem-3-1"),
     ("Proposition 3.1", "chapters/relu.html#proposition-3-1"),
     ("prop. 4.2", "chapters/input-noise.html#proposition-4-2"),
     ("Lemma 2.1", "chapters/gauss-newton-algebra.html#lemma-2-1"),
@@ -39,6 +40,8 @@ def test_search_leads_to_the_statement(words, target, open_page):
     page.wait_for_function(
         "() => /found|finished/i.test(document.querySelector('#search-results').textContent)"
     )
+    # Each result fetches its page for a summary; leaving now would cut that off.
+    page.wait_for_load_state("networkidle")
     links = page.locator("#search-results .search > li > a").all()[:FIRST]
     # The results add the words to mark them in the page.
     addresses = [link.get_attribute("href").replace("?highlight=", "") for link in links]
