@@ -472,6 +472,8 @@ def grade_folder(
         GradingError: The batch cannot be graded.
     """
     found = submissions(folder)
+    if not out.parent.is_dir():
+        raise GradingError(f"{out.parent} is no folder, and the table is to be written into it")
     names = [each.name for each in found]
     table = Table(out, archive)
     table.check_names(names)

@@ -69,6 +69,14 @@ def _archive(files: dict[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
+def _drop_others(out: Path, names: set[str]) -> None:
+    """Remove what was made of sources that are gone, which nobody should hand out or grade with."""
+    for folder, ending in (("student", "ipynb"), ("solution", "ipynb"), ("autograder", "zip")):
+        for path in (out / folder).glob(f"*.{ending}"):
+            if path.stem not in names:
+                path.unlink()
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run from the command line; return the exit status."""
     parser = argparse.ArgumentParser(
@@ -76,8 +84,10 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--out", type=Path, default=OUT)
     out = parser.parse_args(argv).out
+    chosen = sorted((views.ROOT / "assignments").glob("*.py"))
+    _drop_others(out, {source.stem for source in chosen})
     problems = []
-    for source in sorted((views.ROOT / "assignments").glob("*.py")):
+    for source in chosen:
         try:
             data = reads.data_read(sources.read(source), out / ".reads")
             for path in make(source, out, data):

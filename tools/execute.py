@@ -6,6 +6,7 @@ and a second run repeats only what failed or changed. `fill_cache` then hands th
 cache that Sphinx reads.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -19,6 +20,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import nbformat
+import psutil
 from book_sources import (
     BookError,
     data_folder,
@@ -166,16 +168,27 @@ def _run_pool(
             pool.submit(execute_one, root, doc, path, cell_timeout): doc
             for doc, path in waiting.items()
         }
-        for future in as_completed(futures):
-            report = _report_of(future, futures[future])
-            reports.append(report)
-            state = "failed" if report.failure else "done"
-            print(
-                f"  [{len(reports)}/{len(waiting)}] {report.document}: {state} after "
-                f"{report.seconds:.1f} s",
-                flush=True,
-            )
+        try:
+            for future in as_completed(futures):
+                report = _report_of(future, futures[future])
+                reports.append(report)
+                state = "failed" if report.failure else "done"
+                print(
+                    f"  [{len(reports)}/{len(waiting)}] {report.document}: {state} after "
+                    f"{report.seconds:.1f} s",
+                    flush=True,
+                )
+        except BaseException:
+            _end_children()
+            raise
     return reports
+
+
+def _end_children() -> None:
+    """End the workers and their kernels, which lead groups of their own and hear no Ctrl-C."""
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
 
 
 def _report_of(future: Future, document: str) -> Report:

@@ -1,11 +1,16 @@
 """What must go wrong does go wrong, and says so: small books that are broken on purpose."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import time
 
 import build_book
 import execute
 import nbformat
+import psutil
 import pytest
 from book_sources import BookError, digest, notebook_key, toc_documents
 from small_books import REGISTRY, ROOT, SETTLE, notebook, write_book
@@ -61,6 +66,26 @@ def test_dead_kernel_is_reported(folder):
     with pytest.raises(BookError, match=r"cell 3 of 3(.|\n)*kernel died"):
         build_book.build(root)
     assert time.monotonic() - start < 60
+
+
+def test_an_interrupted_build_leaves_nothing_running(folder):
+    root = write_book(folder, REGISTRY, first=notebook("# First", "import time; time.sleep(600)"))
+    code = "import execute, pathlib, sys; execute.execute_book(pathlib.Path(sys.argv[1]))"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tools")}
+    build = psutil.Popen(
+        [sys.executable, "-c", code, root], env=environment, stderr=subprocess.DEVNULL
+    )
+    children, end = [], time.monotonic() + 60
+    while not any("ipykernel_launcher" in each.cmdline() for each in children):
+        assert time.monotonic() < end
+        time.sleep(0.2)
+        children = build.children(recursive=True)
+    build.send_signal(signal.SIGINT)
+    _, left = psutil.wait_procs([build, *children], timeout=30)
+    for each in left:
+        each.kill()
+    assert left == []
+    assert build.returncode != 0
 
 
 def test_cell_that_never_ends_is_reported(folder):

@@ -243,6 +243,21 @@ def test_folder_without_submissions_is_named(tmp_path, made):
         grade.submissions(folder)
 
 
+def test_table_in_no_folder_is_named_before_anything_is_graded(assignments, tmp_path):
+    (tmp_path / "a.ipynb").write_text("{}")
+    archive = views.autograder(assignments[NAME])
+    with pytest.raises(grade.GradingError, match="nowhere is no folder"):
+        grade.grade_folder(tmp_path, tmp_path / "nowhere" / "grades.csv", archive)
+
+
+def test_what_was_made_of_a_source_that_is_gone_is_removed(tmp_path):
+    for name in ("student/gone.ipynb", "autograder/gone.zip", "autograder/kept.zip"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    make._drop_others(tmp_path, {"kept"})
+    assert [path.name for path in tmp_path.rglob("*.*")] == ["kept.zip"]
+
+
 def test_system_that_cannot_confine_grades_nothing(assignments, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(confine, "landlock_version", lambda: -1)
     with (
