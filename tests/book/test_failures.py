@@ -230,8 +230,8 @@ def test_interrupted_result_is_no_result(folder, monkeypatch):
 def test_only_the_newest_results_stay(folder):
     root = write_book(folder, REGISTRY, first=GOOD)
     for text in "abcde":
-        path = root / "chapters" / "first.ipynb"
-        path.write_text(path.read_text() + "\n")
+        code = notebook("# First", SETTLE, repr(text))
+        nbformat.write(code, root / "chapters" / "first.ipynb")
         results = execute.execute_book(root)
         assert results["chapters/first"].is_file(), text
     assert len(list(results["chapters/first"].parent.iterdir())) == execute.KEPT_RESULTS
