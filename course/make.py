@@ -9,9 +9,7 @@ FOLDER/autograder/NAME.zip       for whoever grades: hidden tests, rubrics, the 
 """
 
 import argparse
-import io
 import sys
-import zipfile
 from pathlib import Path
 
 import reads
@@ -46,7 +44,7 @@ def make(source: Path, out: Path, data: list[str] | None = None) -> list[Path]:
     files = {
         f"student/{source.stem}.ipynb": views.as_file(student),
         f"solution/{source.stem}.ipynb": solution,
-        f"autograder/{source.stem}.zip": _archive(
+        f"autograder/{source.stem}.zip": carrying.archive(
             {
                 "assignment.json": views.as_file(views.autograder(assignment)),
                 "solution.ipynb": solution,
@@ -58,15 +56,6 @@ def make(source: Path, out: Path, data: list[str] | None = None) -> list[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
     return [out / name for name in files]
-
-
-def _archive(files: dict[str, bytes]) -> bytes:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in files.items():
-            # A fixed date: the same source makes the same bytes.
-            archive.writestr(zipfile.ZipInfo(name, (2020, 1, 1, 0, 0, 0)), content)
-    return buffer.getvalue()
 
 
 def _drop_others(out: Path, names: set[str]) -> None:

@@ -2,7 +2,7 @@
 
 What comes out needs no clone, no address and no network: folded cells in place of the one that
 installs. The first ones hold an archive as text; the last one checks it, unpacks it into a folder
-of this session and puts that behind everything else on the path.
+that goes when Python ends, and puts that behind everything else on the path.
 """
 
 import base64
@@ -75,18 +75,23 @@ def pack(data: Iterable[str], root: Path = ROOT) -> Carried:
     files[f"{PACKAGE}/LICENSE"] = (root / "LICENSE").read_bytes()
     files[f"{PACKAGE}/data/README.md"] = (root / "data" / "README.md").read_bytes()
     files[f"{PACKAGE}/data/{NOTE}"] = "".join(f"{name}\n" for name in names).encode()
-    content = lzma.compress(_archive(files), preset=9)
+    # The archive is stored, since compression over all files finds what they have in common.
+    content = lzma.compress(archive(files), preset=9)
     digest = hashlib.sha256(content).hexdigest()
     return Carried(base64.b64encode(content).decode(), digest, names)
 
 
-def _archive(files: dict[str, bytes]) -> bytes:
+def archive(files: dict[str, bytes]) -> bytes:
+    """Return a zip file, not compressed, of which the same files give the same bytes.
+
+    Args:
+        files: What is in it, by name.
+    """
     buffer = io.BytesIO()
-    # Stored, since compression over all files together finds what they have in common.
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as target:
         for name, content in files.items():
             # A fixed date: the same sources make the same bytes.
-            archive.writestr(zipfile.ZipInfo(name, (2020, 1, 1, 0, 0, 0)), content)
+            target.writestr(zipfile.ZipInfo(name, (2020, 1, 1, 0, 0, 0)), content)
     return buffer.getvalue()
 
 
@@ -160,5 +165,5 @@ def _unpacking(parts: int, carried: Carried, root: Path) -> str:
     for name, value in values.items():
         text = text.replace(f'\n{name} = ""', f"\n{name} = {json.dumps(value)}")
     text = text.replace("\nPARTS = 0", f"\nPARTS = {parts}")
-    what = "unpack it, for this session only"
+    what = "unpack it, until Python ends"
     return f"{TITLE.format(part=parts + 1, parts=parts + 1, what=what)}\n{text}"

@@ -105,7 +105,7 @@ def _about(root: Path, name: str, data: tuple[str, ...], where: address.Address 
         f"*This file is the chapter `{name}` of the book **{TITLE}**, version "
         f"{project['version']}, made to run by itself, in Colab or any Jupyter.*"
         f"{published} It carries the package `lowgrad_utils` and {what}. The "
-        "folded cells below unpack them for this session and change nothing that is installed; "
+        "folded cells below unpack them until Python ends and change nothing that is installed; "
         "numpy, torch and the other packages of Colab are used as they are. "
         f"Run all cells from the top.{links} Code under the MIT licence, text and figures under "
         "CC BY 4.0, data sets under their own licences, which travel along."

@@ -41,7 +41,7 @@ def unpack_lowgrad_utils(carried):
     except ImportError as error:
         sys.path.remove(folder)
         raise ImportError(f"{error}: run %pip install {PACKAGES} and repeat.") from None
-    return f"lowgrad_utils {VERSION} is unpacked for this session, with its data: {folder}"
+    return f"lowgrad_utils {VERSION} is unpacked until Python ends, with its data: {folder}"
 
 
 PARTS = 0

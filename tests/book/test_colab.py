@@ -281,7 +281,7 @@ def test_unpacking_in_an_empty_folder(small, elsewhere, tmp_path):
     assert Path(last).parent == temporary
     assert rows == len((ROOT / "data/grids/figure-2.csv").read_text().splitlines()) - 1
     assert said.startswith("mnist_subset.npz is not here: this notebook carries only")
-    # The session over, nothing is left.
+    # Python over, nothing is left.
     assert list(temporary.iterdir()) == []
 
 
