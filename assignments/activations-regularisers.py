@@ -1,6 +1,6 @@
 # %% assignment
 # title = "Activations and regularisers"
-# minutes = 240
+# minutes = {q1=25, q2=35, q3=15, w1=30, q4=25, q5=40, w2=40, q6=30, q7=35, q8=25, w3=45}
 # withheld = [
 #     "lowgrad_utils.networks.Activation.mu",
 #     "lowgrad_utils.networks.Activation.c",
@@ -30,9 +30,9 @@
 #
 # **Learning goals.** Average slopes that jump; measure how far a slope is from a straight line,
 # and say what follows for the data spike; carry a training run from one scaling to the other,
-# regularisers included; differentiate penalties on derivatives by hand and read spikes off the
-# result; compute what input noise does on average, and tell it from what one draw does; derive a
-# threshold, test it, and find the reason where it fails.
+# regularisers included; compute what input noise does on average, and tell it from what one draw
+# does. In the further questions: differentiate penalties on derivatives by hand and read spikes
+# off the result; derive a threshold, test it, and find the reason where it fails.
 #
 # **You need** the chain rule, Gaussian integrals, singular values, some PyTorch. Read the chapters
 # *The gradient and its pieces*, *ReLU and smooth activations*, *Mean field and NTK scaling*,
@@ -134,7 +134,6 @@ hint = (
     "In float64 1 - Phi(9) is 0, and so is torch.special.ndtr(-9.0); torch.erfc keeps its digits."
 )
 assert bool((two_slopes(far, torch.ones(2).double(), 0.1)[2] > 0).all()), f"v is 0 far out. {hint}"
-
 
 # %% hidden common
 SIGMA = lg.ACTIVATIONS
@@ -301,7 +300,6 @@ hint = (
     "which does not see the jump; a small error that the grid is too coarse for a jump."
 )
 assert abs(c - density) < 1e-3 * density, hint
-
 
 # %% hidden common
 NODES, LEGENDRE = np.polynomial.legendre.leggauss(300)
@@ -783,306 +781,7 @@ def ntk_twin(m, decay, jacobian, step):
 
 
 # %% [markdown]
-# ## 5. A penalty on all weights
-#
-# The paper penalises $\partial f/\partial W$. But the network has outer weights, too. Take
-#
-# $$
-# P = \frac1{2n} \sum_i \Big( \Big\|\frac{\partial f(x_i)}{\partial W}\Big\|_F^2
-# + \Big\|\frac{\partial f(x_i)}{\partial a}\Big\|^2 \Big) .
-# $$
-#
-# **Question q5.** Write `weight_penalty`: the gradients in $W$ of the first and of the second sum,
-# each transposed to $d \times m$ and with its factor $\frac1{2n}$. Entries of $a$ may be any
-# numbers, and the activation any of `ACTIVATIONS`: also ReLU, whose `second_derivative` is zero.
-# Derive the formulas; check them against automatic differentiation if you like.
-
-
-# %% answer q5
-def weight_penalty(X, W, a, gamma, activation):
-    """The pair (inner, outer), each d x m: from the derivatives of f in W, and from those in a."""
-    # BEGIN SOLUTION
-    sigma, h = ACTIVATIONS[activation], X @ W.T
-    lengths = X.square().sum(dim=1, keepdim=True)
-    inner = X.T @ (lengths * sigma.derivative(h) * sigma.second_derivative(h)) * a.square()
-    outer = X.T @ (sigma.value(h) * sigma.derivative(h))
-    return gamma**2 / len(X) * inner, gamma**2 / len(X) * outer
-    # END SOLUTION
-
-
-# %% public q5
-X = torch.tensor([[1.0, 2.0, -1.0], [0.5, 0.0, 1.0]]).double()
-W = torch.tensor([[0.1, 0.2, 0.3], [0.0, -0.5, 0.4], [1.0, 0.0, 0.0], [0.3, 0.3, -0.3]]).double()
-a = torch.tensor([1.0, -1.0, 2.0, -1.0]).double()
-found = weight_penalty(X, W, a, 0.5, "tanh")
-assert isinstance(found, tuple | list) and len(found) == 2, "return the pair (inner, outer)"
-for name, value in zip(("inner", "outer"), found):
-    shaped(name, value, 3, 4)
-V = W.clone().requires_grad_()
-h = torch.tanh(X @ V.T)
-values = 0.25 * (X**2).sum(dim=1) * ((1 - h**2) ** 2 @ a**2), 0.25 * (h**2).sum(dim=1)
-hints = (
-    "df/dw_j = gamma a_j sigma'(w_j . x) x: square it, sum over j, and differentiate once more.",
-    "df/da_j = gamma sigma(w_j . x): square it, sum over j, and differentiate.",
-)
-for name, value, term, hint in zip(("inner", "outer"), found, values, hints):
-    expected = torch.autograd.grad(term.sum() / 4, V, retain_graph=True)[0].T
-    close(name, value, expected, hint)
-
-
-# %% hidden common
-def small_network(rng, activation, signs=False):
-    n, d, m = (int(size) for size in rng.integers(3, 9, size=3))
-    return {
-        "X": rng.normal(size=(n, d)),
-        "W": rng.normal(size=(m, d)) / math.sqrt(d),
-        "a": rng.choice([-1.0, 1.0], size=m) if signs else rng.normal(size=m),
-        "gamma": float(rng.uniform(0.2, 0.9)),
-        "activation": activation,
-    }
-
-
-def output(X, W, a, gamma, activation):
-    return gamma * SIGMA[activation].value(X @ W.T) @ a
-
-
-def penalty_gradient(which, X, W, a, gamma, activation):
-    """Gradient in W, d x m, of (1/2n) sum |df/d(argument)|^2: derivatives of derivatives of f."""
-    X, W, a = (torch.as_tensor(each) for each in (X, W, a))
-
-    def total(V):
-        jacobian = torch.func.jacrev(output, argnums=which)(X, V, a, gamma, activation)
-        return jacobian.square().sum() / (2 * len(X))
-
-    return torch.func.grad(total)(W).T.numpy()
-
-
-def penalty_calls(rng, name, activations, signs=False):
-    return [call(name, **small_network(rng, each, signs)) for each in activations]
-
-
-# %% hidden q5 1: inner weights, outer weights of size one, also ReLU
-def calls(rng):
-    return penalty_calls(rng, "weight_penalty", ("tanh", "softplus", "silu", "relu"), signs=True)
-
-
-def check(calls, answers):
-    for c, answer in zip(calls, answers):
-        near(part(answer, 0, 2), penalty_gradient(1, **c.arguments), name="inner")
-
-
-# %% hidden q5 1: inner weights, outer weights of any size
-def calls(rng):
-    return penalty_calls(rng, "weight_penalty", ("gelu", "sigmoid", "erf"))
-
-
-def check(calls, answers):
-    for c, answer in zip(calls, answers):
-        near(part(answer, 0, 2), penalty_gradient(1, **c.arguments), name="inner")
-
-
-# %% hidden q5 1: outer weights
-def calls(rng):
-    return penalty_calls(rng, "weight_penalty", ("tanh", "softplus", "elu"))
-
-
-def check(calls, answers):
-    for c, answer in zip(calls, answers):
-        near(part(answer, 1, 2), penalty_gradient(2, **c.arguments), name="outer")
-
-
-# %% wrong q5 1: outer weights not squared
-def weight_penalty(X, W, a, gamma, activation):
-    sigma, h = ACTIVATIONS[activation], X @ W.T
-    lengths = X.square().sum(dim=1, keepdim=True)
-    inner = X.T @ (lengths * sigma.derivative(h) * sigma.second_derivative(h)) * a.abs()
-    outer = X.T @ (sigma.value(h) * sigma.derivative(h))
-    return gamma**2 / len(X) * inner, gamma**2 / len(X) * outer
-
-
-# %% wrong q5 1: outer weights where there are none
-def weight_penalty(X, W, a, gamma, activation):
-    sigma, h = ACTIVATIONS[activation], X @ W.T
-    lengths = X.square().sum(dim=1, keepdim=True)
-    inner = X.T @ (lengths * sigma.derivative(h) * sigma.second_derivative(h)) * a.square()
-    outer = X.T @ (sigma.value(h) * sigma.derivative(h)) * a.square()
-    return gamma**2 / len(X) * inner, gamma**2 / len(X) * outer
-
-
-# %% wrong q5 3: the factor two of the squares forgotten
-def weight_penalty(X, W, a, gamma, activation):
-    sigma, h = ACTIVATIONS[activation], X @ W.T
-    lengths = X.square().sum(dim=1, keepdim=True)
-    inner = X.T @ (lengths * sigma.derivative(h) * sigma.second_derivative(h)) * a.square()
-    outer = X.T @ (sigma.value(h) * sigma.derivative(h))
-    return gamma**2 / (2 * len(X)) * inner, gamma**2 / (2 * len(X)) * outer
-
-
-# %% wrong q5 2: the lengths of the examples not squared
-def weight_penalty(X, W, a, gamma, activation):
-    sigma, h = ACTIVATIONS[activation], X @ W.T
-    lengths = X.norm(dim=1, keepdim=True)
-    inner = X.T @ (lengths * sigma.derivative(h) * sigma.second_derivative(h)) * a.square()
-    outer = X.T @ (sigma.value(h) * sigma.derivative(h))
-    return gamma**2 / len(X) * inner, gamma**2 / len(X) * outer
-
-
-# %% [markdown]
-# ## 6. A penalty on the derivative in the input
-#
-# Others penalise how strongly the output reacts to the *input*,
-#
-# $$
-# Q = \frac1{2n} \sum_i \Big\|\frac{\partial f}{\partial x}(x_i)\Big\|^2 , \qquad
-# \frac{\partial f}{\partial x}(x_i) = \gamma\, W^\top(a \circ \sigma'(Wx_i)) .
-# $$
-#
-# $W$ stands here in two places: as the matrix in front, and inside the slopes.
-#
-# **Question q6.** Write `input_penalty`: the gradient of $Q$ in $W$, transposed to $d \times m$, in
-# two terms. *direct* is what comes from the matrix in front, slopes held fixed; *bent* is what
-# comes from the slopes, the matrix in front held fixed. No loop over examples, and no array with
-# $n\,m\,d$ entries.
-
-
-# %% answer q6
-def input_penalty(X, W, a, gamma, activation):
-    """The pair (direct, bent), each d x m; their sum is the gradient of Q."""
-    # BEGIN SOLUTION
-    sigma, h = ACTIVATIONS[activation], X @ W.T
-    weighted = sigma.derivative(h) * a
-    inputs = weighted @ W
-    bends = sigma.second_derivative(h) * a
-    scale = gamma**2 / len(X)
-    return scale * inputs.T @ weighted, scale * X.T @ (bends * (inputs @ W.T))
-    # END SOLUTION
-
-
-# %% public q6
-X = torch.tensor([[1.0, 2.0, -1.0], [0.5, 0.0, 1.0]]).double()
-W = torch.tensor([[0.1, 0.2, 0.3], [0.0, -0.5, 0.4], [1.0, 0.0, 0.0], [0.3, 0.3, -0.3]]).double()
-a = torch.tensor([1.0, -1.0, 2.0, -1.0]).double()
-found = input_penalty(X, W, a, 0.5, "tanh")
-assert isinstance(found, tuple | list) and len(found) == 2, "return the pair (direct, bent)"
-for name, value in zip(("direct", "bent"), found):
-    shaped(name, value, 3, 4)
-V = W.clone().requires_grad_()
-inside = W.clone().requires_grad_()
-derivatives = 0.5 * ((1 - torch.tanh(X @ inside.T) ** 2) * a) @ V
-both = torch.autograd.grad(derivatives.square().sum() / 4, (V, inside))
-hint = "It is the gradient in the matrix in front of the slopes: the slopes count as constants."
-close("direct", found[0], both[0].T, hint)
-hint = (
-    "It is the gradient in the W inside of the slopes, where each x_i comes out by the chain rule."
-)
-close("bent", found[1], both[1].T, hint)
-
-
-# %% hidden common
-def direct_part(X, W, a, gamma, activation):
-    """Gradient of Q with the slopes held fixed, by automatic differentiation."""
-    fixed = SIGMA[activation].derivative(torch.as_tensor(X @ W.T)) * torch.as_tensor(a)
-
-    def total(V):
-        return (gamma * fixed @ V).square().sum() / (2 * len(X))
-
-    return torch.func.grad(total)(torch.as_tensor(W)).T.numpy()
-
-
-def whole_part(X, W, a, gamma, activation):
-    """Gradient of Q from derivatives of f itself."""
-    X, W, a = (torch.as_tensor(each) for each in (X, W, a))
-
-    def total(V):
-        inputs = torch.func.grad(lambda x: output(x, V, a, gamma, activation).sum())(X)
-        return inputs.square().sum() / (2 * len(X))
-
-    return torch.func.grad(total)(W).T.numpy()
-
-
-# %% hidden q6 1: direct
-def calls(rng):
-    return penalty_calls(rng, "input_penalty", ("tanh", "softplus", "silu", "sigmoid"))
-
-
-def check(calls, answers):
-    for c, answer in zip(calls, answers):
-        near(part(answer, 0, 2), direct_part(**c.arguments), name="direct")
-
-
-# %% hidden q6 1: bent
-def calls(rng):
-    return penalty_calls(rng, "input_penalty", ("tanh", "softplus", "silu", "sigmoid"))
-
-
-def check(calls, answers):
-    for c, answer in zip(calls, answers):
-        expected = whole_part(**c.arguments) - direct_part(**c.arguments)
-        near(part(answer, 1, 2), expected, tolerance=1e-7, name="bent")
-
-
-# %% hidden q6 1: their sum is the gradient
-def calls(rng):
-    return penalty_calls(rng, "input_penalty", ("gelu", "erf", "elu"))
-
-
-def check(calls, answers):
-    for c, answer in zip(calls, answers):
-        expected = whole_part(**c.arguments)
-        terms = [array(part(answer, k, 2), expected.shape, name="a term") for k in (0, 1)]
-        near(sum(terms), expected, name="direct + bent")
-
-
-# %% hidden q6 1: ReLU
-def calls(rng):
-    return penalty_calls(rng, "input_penalty", ("relu", "relu"))
-
-
-def check(calls, answers):
-    for c, answer in zip(calls, answers):
-        expected = whole_part(**c.arguments)
-        near(part(answer, 0, 2), expected, name="direct for ReLU")
-        rest = array(part(answer, 1, 2), expected.shape, name="bent for ReLU")
-        assert np.abs(rest).max() < 1e-12, "bent is not zero for ReLU, whose slopes do not bend"
-
-
-# %% wrong q6 4: the penalty on the derivative in W
-def input_penalty(X, W, a, gamma, activation):
-    sigma, h = ACTIVATIONS[activation], X @ W.T
-    products = sigma.derivative(h) * sigma.second_derivative(h)
-    bent = X.T @ (X.square().sum(dim=1, keepdim=True) * products) * a.square()
-    return 0 * bent, gamma**2 / len(X) * bent
-
-
-# %% wrong q6 2: the slopes' part forgotten
-def input_penalty(X, W, a, gamma, activation):
-    weighted = ACTIVATIONS[activation].derivative(X @ W.T) * a
-    direct = gamma**2 / len(X) * (weighted @ W).T @ weighted
-    return direct, 0 * direct
-
-
-# %% wrong q6 4: the derivative in x averaged before it is squared
-def input_penalty(X, W, a, gamma, activation):
-    sigma, h = ACTIVATIONS[activation], X @ W.T
-    weighted = (sigma.derivative(h) * a).mean(dim=0)
-    inputs = weighted @ W
-    bends = (sigma.second_derivative(h) * a).T @ X / len(X)
-    direct = gamma**2 * torch.outer(inputs, weighted)
-    return direct, gamma**2 * ((inputs @ W.T)[:, None] * bends).T
-
-
-# %% wrong q6 2: outer weights forgotten in the bends
-def input_penalty(X, W, a, gamma, activation):
-    sigma, h = ACTIVATIONS[activation], X @ W.T
-    weighted = sigma.derivative(h) * a
-    inputs = weighted @ W
-    bends = sigma.second_derivative(h)
-    scale = gamma**2 / len(X)
-    return scale * inputs.T @ weighted, scale * X.T @ (bends * (inputs @ W.T))
-
-
-# %% [markdown]
-# ## 7. Input noise, on average
+# ## 5. Input noise, on average
 #
 # Training with input noise draws $x_i' = x_i + \tau \xi_i$ with $\xi_i \sim N(0, I)$ anew in every
 # step. What does the average step see? Keep the residue $r$ fixed, take ReLU, and average the
@@ -1096,13 +795,13 @@ def input_penalty(X, W, a, gamma, activation):
 # The factor $x_i + \tau\xi_i$ has two terms, and so has the average: *smoothed* comes from $x_i$,
 # *pull* from $\tau\xi_i$.
 #
-# **Question q7.** Write `expected_gradient` in closed form. Rows of $W$ may have any length
+# **Question q5.** Write `expected_gradient` in closed form. Rows of $W$ may have any length
 # $\|w_j\| > 0$, and $\tau$ may be 0. The experiment below has $n = 180$ and $m = 300$, too many
 # pairs for a loop. ($\Phi$, the distribution function of $N(0, 1)$, is `torch.special.ndtr`. For
 # the second term: which part of $\xi_i$ does the slope depend on?)
 
 
-# %% answer q7
+# %% answer q5
 def expected_gradient(X, W, a, gamma, r, tau):
     """The pair (smoothed, pull), each d x m; their sum is the mean of the noisy gradient."""
     # BEGIN SOLUTION
@@ -1117,7 +816,7 @@ def expected_gradient(X, W, a, gamma, r, tau):
     # END SOLUTION
 
 
-# %% public q7
+# %% public q5
 X = torch.tensor([[1.0, 2.0, -1.0], [0.5, 0.0, 1.0]]).double()
 W = torch.tensor([[0.1, 0.2, 0.3], [0.0, -0.5, 0.4], [1.0, 0.0, 0.0], [0.3, 0.3, -0.3]]).double()
 a, r = torch.tensor([1.0, -1.0, 1.0, -1.0]).double(), torch.tensor([0.7, -0.2]).double()
@@ -1179,7 +878,7 @@ def noisy_means(X, W, a, gamma, r, tau):
     return smoothed, pull
 
 
-# %% hidden q7 1: smoothed slopes, unit rows
+# %% hidden q5 1: smoothed slopes, unit rows
 def calls(rng):
     return [call("expected_gradient", **noise_case(rng, tau, True)) for tau in (0.2, 1.0, 5.0)]
 
@@ -1189,7 +888,7 @@ def check(calls, answers):
         near(part(answer, 0, 2), noisy_means(**c.arguments)[0], name="smoothed")
 
 
-# %% hidden q7 1: pull, unit rows
+# %% hidden q5 1: pull, unit rows
 def calls(rng):
     return [call("expected_gradient", **noise_case(rng, tau, True)) for tau in (0.2, 1.0, 5.0)]
 
@@ -1199,7 +898,7 @@ def check(calls, answers):
         near(part(answer, 1, 2), noisy_means(**c.arguments)[1], name="pull")
 
 
-# %% hidden q7 1: rows of any length
+# %% hidden q5 1: rows of any length
 def calls(rng):
     return [call("expected_gradient", **noise_case(rng, tau)) for tau in (0.3, 2.0)]
 
@@ -1211,7 +910,7 @@ def check(calls, answers):
         near(part(answer, 1, 2), pull, name="pull")
 
 
-# %% hidden q7 1: no noise
+# %% hidden q5 1: no noise
 def calls(rng):
     return [call("expected_gradient", **noise_case(rng, 0.0, True)) for _ in range(2)]
 
@@ -1227,7 +926,7 @@ def check(calls, answers):
         assert np.abs(pull).max() < 1e-12, "there is a pull without noise"
 
 
-# %% wrong q7 1: rows taken for unit rows
+# %% wrong q5 1: rows taken for unit rows
 def expected_gradient(X, W, a, gamma, r, tau):
     t = X @ W.T / max(tau, 1e-150)
     scale = gamma / len(X)
@@ -1236,7 +935,7 @@ def expected_gradient(X, W, a, gamma, r, tau):
     return scale * X.T @ (r[:, None] * torch.special.ndtr(t) * a), pull
 
 
-# %% wrong q7 1: division by zero without noise
+# %% wrong q5 1: division by zero without noise
 def expected_gradient(X, W, a, gamma, r, tau):
     lengths = W.norm(dim=1)
     t = X @ W.T / (tau * lengths)
@@ -1246,14 +945,14 @@ def expected_gradient(X, W, a, gamma, r, tau):
     return scale * X.T @ (r[:, None] * torch.special.ndtr(t) * a), pull
 
 
-# %% wrong q7 2: noise and slope taken for independent
+# %% wrong q5 2: noise and slope taken for independent
 def expected_gradient(X, W, a, gamma, r, tau):
     t = X @ W.T / (tau * W.norm(dim=1)).clamp(min=1e-150)
     smoothed = gamma / len(X) * X.T @ (r[:, None] * torch.special.ndtr(t) * a)
     return smoothed, 0 * smoothed
 
 
-# %% wrong q7 3: the noise does not reach the slopes
+# %% wrong q5 3: the noise does not reach the slopes
 def expected_gradient(X, W, a, gamma, r, tau):
     slopes = (X @ W.T > 0).double()
     smoothed = gamma / len(X) * X.T @ (r[:, None] * slopes * a)
@@ -1345,6 +1044,310 @@ for seed in range(3):
 # - 1 point: *pull* is a decay of strength $\gamma\tau|\bar r|/\sqrt{2\pi}$, up to signs
 # - 1 point: thresholds as numbers, compared with where the own curve falls
 # END RUBRIC
+
+# %% [markdown] further
+# Two more penalties, on all weights and on the derivative in the input: their gradients by hand
+# (q6, q7), the strength at which their spikes take the lead (q8), and where that prediction stops
+# being true (w3).
+
+# %% [markdown]
+# ## 6. A penalty on all weights
+#
+# The paper penalises $\partial f/\partial W$. But the network has outer weights, too. Take
+#
+# $$
+# P = \frac1{2n} \sum_i \Big( \Big\|\frac{\partial f(x_i)}{\partial W}\Big\|_F^2
+# + \Big\|\frac{\partial f(x_i)}{\partial a}\Big\|^2 \Big) .
+# $$
+#
+# **Question q6.** Write `weight_penalty`: the gradients in $W$ of the first and of the second sum,
+# each transposed to $d \times m$ and with its factor $\frac1{2n}$. Entries of $a$ may be any
+# numbers, and the activation any of `ACTIVATIONS`: also ReLU, whose `second_derivative` is zero.
+# Derive the formulas; check them against automatic differentiation if you like.
+
+
+# %% answer q6
+def weight_penalty(X, W, a, gamma, activation):
+    """The pair (inner, outer), each d x m: from the derivatives of f in W, and from those in a."""
+    # BEGIN SOLUTION
+    sigma, h = ACTIVATIONS[activation], X @ W.T
+    lengths = X.square().sum(dim=1, keepdim=True)
+    inner = X.T @ (lengths * sigma.derivative(h) * sigma.second_derivative(h)) * a.square()
+    outer = X.T @ (sigma.value(h) * sigma.derivative(h))
+    return gamma**2 / len(X) * inner, gamma**2 / len(X) * outer
+    # END SOLUTION
+
+
+# %% public q6
+X = torch.tensor([[1.0, 2.0, -1.0], [0.5, 0.0, 1.0]]).double()
+W = torch.tensor([[0.1, 0.2, 0.3], [0.0, -0.5, 0.4], [1.0, 0.0, 0.0], [0.3, 0.3, -0.3]]).double()
+a = torch.tensor([1.0, -1.0, 2.0, -1.0]).double()
+found = weight_penalty(X, W, a, 0.5, "tanh")
+assert isinstance(found, tuple | list) and len(found) == 2, "return the pair (inner, outer)"
+for name, value in zip(("inner", "outer"), found):
+    shaped(name, value, 3, 4)
+V = W.clone().requires_grad_()
+h = torch.tanh(X @ V.T)
+values = 0.25 * (X**2).sum(dim=1) * ((1 - h**2) ** 2 @ a**2), 0.25 * (h**2).sum(dim=1)
+hints = (
+    "df/dw_j = gamma a_j sigma'(w_j . x) x: square it, sum over j, and differentiate once more.",
+    "df/da_j = gamma sigma(w_j . x): square it, sum over j, and differentiate.",
+)
+for name, value, term, hint in zip(("inner", "outer"), found, values, hints):
+    expected = torch.autograd.grad(term.sum() / 4, V, retain_graph=True)[0].T
+    close(name, value, expected, hint)
+
+
+# %% hidden common
+def small_network(rng, activation, signs=False):
+    n, d, m = (int(size) for size in rng.integers(3, 9, size=3))
+    return {
+        "X": rng.normal(size=(n, d)),
+        "W": rng.normal(size=(m, d)) / math.sqrt(d),
+        "a": rng.choice([-1.0, 1.0], size=m) if signs else rng.normal(size=m),
+        "gamma": float(rng.uniform(0.2, 0.9)),
+        "activation": activation,
+    }
+
+
+def output(X, W, a, gamma, activation):
+    return gamma * SIGMA[activation].value(X @ W.T) @ a
+
+
+def penalty_gradient(which, X, W, a, gamma, activation):
+    """Gradient in W, d x m, of (1/2n) sum |df/d(argument)|^2: derivatives of derivatives of f."""
+    X, W, a = (torch.as_tensor(each) for each in (X, W, a))
+
+    def total(V):
+        jacobian = torch.func.jacrev(output, argnums=which)(X, V, a, gamma, activation)
+        return jacobian.square().sum() / (2 * len(X))
+
+    return torch.func.grad(total)(W).T.numpy()
+
+
+def penalty_calls(rng, name, activations, signs=False):
+    return [call(name, **small_network(rng, each, signs)) for each in activations]
+
+
+# %% hidden q6 1: inner weights, outer weights of size one, also ReLU
+def calls(rng):
+    return penalty_calls(rng, "weight_penalty", ("tanh", "softplus", "silu", "relu"), signs=True)
+
+
+def check(calls, answers):
+    for c, answer in zip(calls, answers):
+        near(part(answer, 0, 2), penalty_gradient(1, **c.arguments), name="inner")
+
+
+# %% hidden q6 1: inner weights, outer weights of any size
+def calls(rng):
+    return penalty_calls(rng, "weight_penalty", ("gelu", "sigmoid", "erf"))
+
+
+def check(calls, answers):
+    for c, answer in zip(calls, answers):
+        near(part(answer, 0, 2), penalty_gradient(1, **c.arguments), name="inner")
+
+
+# %% hidden q6 1: outer weights
+def calls(rng):
+    return penalty_calls(rng, "weight_penalty", ("tanh", "softplus", "elu"))
+
+
+def check(calls, answers):
+    for c, answer in zip(calls, answers):
+        near(part(answer, 1, 2), penalty_gradient(2, **c.arguments), name="outer")
+
+
+# %% wrong q6 1: outer weights not squared
+def weight_penalty(X, W, a, gamma, activation):
+    sigma, h = ACTIVATIONS[activation], X @ W.T
+    lengths = X.square().sum(dim=1, keepdim=True)
+    inner = X.T @ (lengths * sigma.derivative(h) * sigma.second_derivative(h)) * a.abs()
+    outer = X.T @ (sigma.value(h) * sigma.derivative(h))
+    return gamma**2 / len(X) * inner, gamma**2 / len(X) * outer
+
+
+# %% wrong q6 1: outer weights where there are none
+def weight_penalty(X, W, a, gamma, activation):
+    sigma, h = ACTIVATIONS[activation], X @ W.T
+    lengths = X.square().sum(dim=1, keepdim=True)
+    inner = X.T @ (lengths * sigma.derivative(h) * sigma.second_derivative(h)) * a.square()
+    outer = X.T @ (sigma.value(h) * sigma.derivative(h)) * a.square()
+    return gamma**2 / len(X) * inner, gamma**2 / len(X) * outer
+
+
+# %% wrong q6 3: the factor two of the squares forgotten
+def weight_penalty(X, W, a, gamma, activation):
+    sigma, h = ACTIVATIONS[activation], X @ W.T
+    lengths = X.square().sum(dim=1, keepdim=True)
+    inner = X.T @ (lengths * sigma.derivative(h) * sigma.second_derivative(h)) * a.square()
+    outer = X.T @ (sigma.value(h) * sigma.derivative(h))
+    return gamma**2 / (2 * len(X)) * inner, gamma**2 / (2 * len(X)) * outer
+
+
+# %% wrong q6 2: the lengths of the examples not squared
+def weight_penalty(X, W, a, gamma, activation):
+    sigma, h = ACTIVATIONS[activation], X @ W.T
+    lengths = X.norm(dim=1, keepdim=True)
+    inner = X.T @ (lengths * sigma.derivative(h) * sigma.second_derivative(h)) * a.square()
+    outer = X.T @ (sigma.value(h) * sigma.derivative(h))
+    return gamma**2 / len(X) * inner, gamma**2 / len(X) * outer
+
+
+# %% [markdown]
+# ## 7. A penalty on the derivative in the input
+#
+# Others penalise how strongly the output reacts to the *input*,
+#
+# $$
+# Q = \frac1{2n} \sum_i \Big\|\frac{\partial f}{\partial x}(x_i)\Big\|^2 , \qquad
+# \frac{\partial f}{\partial x}(x_i) = \gamma\, W^\top(a \circ \sigma'(Wx_i)) .
+# $$
+#
+# $W$ stands here in two places: as the matrix in front, and inside the slopes.
+#
+# **Question q7.** Write `input_penalty`: the gradient of $Q$ in $W$, transposed to $d \times m$, in
+# two terms. *direct* is what comes from the matrix in front, slopes held fixed; *bent* is what
+# comes from the slopes, the matrix in front held fixed. No loop over examples, and no array with
+# $n\,m\,d$ entries.
+
+
+# %% answer q7
+def input_penalty(X, W, a, gamma, activation):
+    """The pair (direct, bent), each d x m; their sum is the gradient of Q."""
+    # BEGIN SOLUTION
+    sigma, h = ACTIVATIONS[activation], X @ W.T
+    weighted = sigma.derivative(h) * a
+    inputs = weighted @ W
+    bends = sigma.second_derivative(h) * a
+    scale = gamma**2 / len(X)
+    return scale * inputs.T @ weighted, scale * X.T @ (bends * (inputs @ W.T))
+    # END SOLUTION
+
+
+# %% public q7
+X = torch.tensor([[1.0, 2.0, -1.0], [0.5, 0.0, 1.0]]).double()
+W = torch.tensor([[0.1, 0.2, 0.3], [0.0, -0.5, 0.4], [1.0, 0.0, 0.0], [0.3, 0.3, -0.3]]).double()
+a = torch.tensor([1.0, -1.0, 2.0, -1.0]).double()
+found = input_penalty(X, W, a, 0.5, "tanh")
+assert isinstance(found, tuple | list) and len(found) == 2, "return the pair (direct, bent)"
+for name, value in zip(("direct", "bent"), found):
+    shaped(name, value, 3, 4)
+V = W.clone().requires_grad_()
+inside = W.clone().requires_grad_()
+derivatives = 0.5 * ((1 - torch.tanh(X @ inside.T) ** 2) * a) @ V
+both = torch.autograd.grad(derivatives.square().sum() / 4, (V, inside))
+hint = "It is the gradient in the matrix in front of the slopes: the slopes count as constants."
+close("direct", found[0], both[0].T, hint)
+hint = (
+    "It is the gradient in the W inside of the slopes, where each x_i comes out by the chain rule."
+)
+close("bent", found[1], both[1].T, hint)
+
+
+# %% hidden common
+def direct_part(X, W, a, gamma, activation):
+    """Gradient of Q with the slopes held fixed, by automatic differentiation."""
+    fixed = SIGMA[activation].derivative(torch.as_tensor(X @ W.T)) * torch.as_tensor(a)
+
+    def total(V):
+        return (gamma * fixed @ V).square().sum() / (2 * len(X))
+
+    return torch.func.grad(total)(torch.as_tensor(W)).T.numpy()
+
+
+def whole_part(X, W, a, gamma, activation):
+    """Gradient of Q from derivatives of f itself."""
+    X, W, a = (torch.as_tensor(each) for each in (X, W, a))
+
+    def total(V):
+        inputs = torch.func.grad(lambda x: output(x, V, a, gamma, activation).sum())(X)
+        return inputs.square().sum() / (2 * len(X))
+
+    return torch.func.grad(total)(W).T.numpy()
+
+
+# %% hidden q7 1: direct
+def calls(rng):
+    return penalty_calls(rng, "input_penalty", ("tanh", "softplus", "silu", "sigmoid"))
+
+
+def check(calls, answers):
+    for c, answer in zip(calls, answers):
+        near(part(answer, 0, 2), direct_part(**c.arguments), name="direct")
+
+
+# %% hidden q7 1: bent
+def calls(rng):
+    return penalty_calls(rng, "input_penalty", ("tanh", "softplus", "silu", "sigmoid"))
+
+
+def check(calls, answers):
+    for c, answer in zip(calls, answers):
+        expected = whole_part(**c.arguments) - direct_part(**c.arguments)
+        near(part(answer, 1, 2), expected, tolerance=1e-7, name="bent")
+
+
+# %% hidden q7 1: their sum is the gradient
+def calls(rng):
+    return penalty_calls(rng, "input_penalty", ("gelu", "erf", "elu"))
+
+
+def check(calls, answers):
+    for c, answer in zip(calls, answers):
+        expected = whole_part(**c.arguments)
+        terms = [array(part(answer, k, 2), expected.shape, name="a term") for k in (0, 1)]
+        near(sum(terms), expected, name="direct + bent")
+
+
+# %% hidden q7 1: ReLU
+def calls(rng):
+    return penalty_calls(rng, "input_penalty", ("relu", "relu"))
+
+
+def check(calls, answers):
+    for c, answer in zip(calls, answers):
+        expected = whole_part(**c.arguments)
+        near(part(answer, 0, 2), expected, name="direct for ReLU")
+        rest = array(part(answer, 1, 2), expected.shape, name="bent for ReLU")
+        assert np.abs(rest).max() < 1e-12, "bent is not zero for ReLU, whose slopes do not bend"
+
+
+# %% wrong q7 4: the penalty on the derivative in W
+def input_penalty(X, W, a, gamma, activation):
+    sigma, h = ACTIVATIONS[activation], X @ W.T
+    products = sigma.derivative(h) * sigma.second_derivative(h)
+    bent = X.T @ (X.square().sum(dim=1, keepdim=True) * products) * a.square()
+    return 0 * bent, gamma**2 / len(X) * bent
+
+
+# %% wrong q7 2: the slopes' part forgotten
+def input_penalty(X, W, a, gamma, activation):
+    weighted = ACTIVATIONS[activation].derivative(X @ W.T) * a
+    direct = gamma**2 / len(X) * (weighted @ W).T @ weighted
+    return direct, 0 * direct
+
+
+# %% wrong q7 4: the derivative in x averaged before it is squared
+def input_penalty(X, W, a, gamma, activation):
+    sigma, h = ACTIVATIONS[activation], X @ W.T
+    weighted = (sigma.derivative(h) * a).mean(dim=0)
+    inputs = weighted @ W
+    bends = (sigma.second_derivative(h) * a).T @ X / len(X)
+    direct = gamma**2 * torch.outer(inputs, weighted)
+    return direct, gamma**2 * ((inputs @ W.T)[:, None] * bends).T
+
+
+# %% wrong q7 2: outer weights forgotten in the bends
+def input_penalty(X, W, a, gamma, activation):
+    sigma, h = ACTIVATIONS[activation], X @ W.T
+    weighted = sigma.derivative(h) * a
+    inputs = weighted @ W
+    bends = sigma.second_derivative(h)
+    scale = gamma**2 / len(X)
+    return scale * inputs.T @ weighted, scale * X.T @ (bends * (inputs @ W.T))
+
 
 # %% [markdown]
 # ## 8. Who leads? A threshold
@@ -1677,7 +1680,7 @@ def crossing(s, p, p3):
     return (-mixed + torch.sqrt(mixed**2 - 4 * square * missing)) / (2 * square)
 
 
-# %% right q6: automatic differentiation, with slopes held fixed; a threshold by root finding
+# %% right q7: automatic differentiation, with slopes held fixed; a threshold by root finding
 from scipy.optimize import brentq
 
 
@@ -1807,12 +1810,12 @@ plt.show()
 
 # %% [markdown]
 # **Question w3.** (a) Where does the prediction hold, and where does it fail entirely? Name the
-# direction that wins there, and the mean over your formula of question 5 that makes it. (b) Which
-# of your two terms of question 6 makes the spike along $k$? Put $\sigma' \approx \mu$ into it. What
+# direction that wins there, and the mean over your formula of question 6 that makes it. (b) Which
+# of your two terms of question 7 makes the spike along $k$? Put $\sigma' \approx \mu$ into it. What
 # does its direction know of the data, and why is the turn to it gradual where that to $q$ is
 # sudden? (c) Under NTK scaling the turn along $k$ comes late, under mean field it does not.
 # Explain, with the last column and with what is in the residue. (d) ReLU: which of the four terms
-# of questions 5 and 6 are zero? Which penalties does gradient descent see? (Seven to ten
+# of questions 6 and 7 are zero? Which penalties does gradient descent see? (Seven to ten
 # sentences.)
 
 # %% [markdown] written w3 4

@@ -1,6 +1,6 @@
 # %% assignment
 # title = "Break a hypothesis"
-# minutes = 240
+# minutes = {w1=35, q1=15, q2=10, q3=20, q4=30, q5=10, q6=15, q7=15, w2=20, w3=40, q8=25, w4=20}
 # withheld = [
 #     "lowgrad_utils.gradients.decompose",
 #     "lowgrad_utils.gradients.closed_form_gradient",
@@ -27,13 +27,14 @@
 # nothing else, fix a rule before you measure, measure, and report on about a page.
 #
 # **Learning goals.** Read a claim as an inequality that a measurement can contradict; break one
-# hypothesis and keep the others; tell the effect of a hypothesis from that of any disturbance;
-# give an interval that covers what it promises; decide by a rule that was there first; say what a
-# result does not show.
+# hypothesis and keep the others; give an interval that covers what it promises; decide by a rule
+# that was there first; say what a result does not show. In the further questions: tell the effect
+# of a hypothesis from that of any disturbance.
 #
 # **You need** the chapter of the claim you choose (named below), *How to read this book* on
-# verdicts and controls, confidence intervals for a mean, PyTorch or NumPy. **Time**: one hour to
-# choose and plan, one and a half for the functions, half an hour to measure, one for the report.
+# verdicts and controls, confidence intervals for a mean, PyTorch or NumPy. **Time**: the minutes
+# beside the questions are those of the claims "tails" and "signs"; the others take up to half an
+# hour more.
 #
 # Two things are graded: your functions, by tests that know every claim of the list, and your
 # plan, rule and report, by a reader. *No points depend on which verdicts you get.* A claim that
@@ -109,6 +110,18 @@ def example(claim, n=8):
         "labels": lambda: torch.tensor([0, 0, 0, 1, 2, 2, 3, 1]).double().repeat(n // 8),
     }
     return {name: fixed[name]() if name in fixed else case[name] for name in case}
+
+
+def as_tensor(values):
+    """A float64 tensor of a number or any array; torch itself refuses a reversed one."""
+    if isinstance(values, torch.Tensor):
+        return values.detach().double()
+    return torch.as_tensor(np.asarray(values, dtype=float).copy())
+
+
+def as_tensors(case):
+    """A case as the grading gives it to your functions: numbers, and arrays as tensors."""
+    return {name: as_tensor(v) if np.ndim(v) else float(v) for name, v in case.items()}
 
 
 # %% [markdown]
@@ -212,7 +225,7 @@ def example(claim, n=8):
 # **Question w1.** Before any code: state (a) the conclusion of your claim as an inequality for the
 # summary, (b) the hypothesis as a number and what it is at dial 0 and 1, (c) what you predict for
 # the summary at dial 0 and at dial 1, with a short derivation for dial 1, and what you guess in
-# between: does the claim go at once, bit by bit, or at a threshold? (Eight to twelve sentences.)
+# between: does the claim go at once, bit by bit, or at a threshold? (Six to ten sentences.)
 
 # %% [markdown] written w1 5
 # BEGIN SOLUTION
@@ -263,7 +276,7 @@ def example(claim, n=8):
 #   least four times the smallest;
 # - `"seeds"`: how many, at least 8.
 #
-# Sizes and seeds with which the measuring of section 7 takes a minute or two are enough. (The
+# Sizes and seeds with which the measuring of section 6 takes a minute or two are enough. (The
 # grading stops a cell after a minute. That costs no points: it calls your functions all the same.)
 #
 # You may change the plan until you start to measure. A *pilot* to find sizes that run in time, or
@@ -301,7 +314,6 @@ assert len(sizes) >= 3 and sizes == sorted(set(sizes)), "at least three sizes, i
 assert all(n == int(n) and n % 4 == 0 for n in sizes), "sizes must be multiples of 4"
 assert sizes[-1] >= 4 * sizes[0], "a rate needs a range: the largest size 4 times the smallest"
 assert int(found["seeds"]) >= 8, "fewer than 8 seeds give intervals too wide to decide anything"
-
 
 # %% hidden common
 CLAIMS = ("concentration", "weights", "tails", "signs", "one-sign", "classes", "centres")
@@ -1082,10 +1094,10 @@ for case in cases:
     missing = set(needed) - set(case)
     assert not missing, f"the case has no {', '.join(sorted(missing))}"
     for name, shape in needed.items():
-        value = torch.as_tensor(case[name])
+        value = tensor(case[name])
         assert tuple(value.shape) == shape, f"{name} has shape {tuple(value.shape)}, not {shape}"
         assert torch.isfinite(value.double()).all(), f"{name} has NaN or infinite entries"
-same = lambda x, y, name: torch.equal(torch.as_tensor(x[name]), torch.as_tensor(y[name]))
+same = lambda x, y, name: torch.equal(tensor(x[name]), tensor(y[name]))
 turned = {notebook["TURNED"][claim]} | ({"delta"} if claim == "classes" else set())
 for name in set(needed) - turned:
     hint = "draw everything in the same order, whatever the dial is, and turn the dial afterwards"
@@ -1097,7 +1109,8 @@ notebook, many = setup.__globals__, range(16)
 assert callable(notebook.get("broken")) and setup(0.0, 16, 0), (
     "questions q1 and q2 come first: does setup end with 'return {...}'?"
 )
-number = lambda dial: sum(float(notebook["broken"](setup(dial, 16, seed))) for seed in many) / 16
+case = lambda dial, seed: notebook["as_tensors"](setup(dial, 16, seed))
+number = lambda dial: sum(float(notebook["broken"](case(dial, seed))) for seed in many) / 16
 start, middle, end = number(0.0), number(0.5), number(1.0)
 found = f"by your broken the number is {start:.3g}, {middle:.3g}, {end:.3g} at dials 0, 1/2, 1"
 assert end > start, f"{found}: it must grow"
@@ -1108,7 +1121,7 @@ assert 0.02 < way < 0.98, f"{found}: at 1/2 it must lie clearly between, by a fi
 drawn = setup.__globals__.get("plan", lambda: None)() and setup(0.5, 16, 3)
 assert isinstance(drawn, dict), "setup gives no dictionary: does it end with 'return {...}'?"
 first, again, other = setup(0.5, 16, 3), setup(0.5, 16, 3), setup(0.5, 16, 4)
-same = lambda x, y, name: torch.equal(torch.as_tensor(x[name]), torch.as_tensor(y[name]))
+same = lambda x, y, name: torch.equal(tensor(x[name]), tensor(y[name]))
 changed = [name for name in first if not same(first, again, name)]
 assert not changed, (
     f"the same seed gives another {', '.join(changed)}: seed a generator of your own"
@@ -1116,7 +1129,6 @@ assert not changed, (
 fixed = [name for name in first if name not in ("q", "zeta", "labels", "a", "B")]
 kept = [name for name in fixed if same(first, other, name)]
 assert not kept, f"another seed gives the same {', '.join(kept)}: does it come from the generator?"
-
 
 # %% hidden common
 #: Small, since whole cases are sent; means over the seeds are what is compared.
@@ -1408,123 +1420,15 @@ def setup(dial, n, seed):
 
 
 # %% [markdown]
-# ## 5. A sham dial
+# ## 5. From values to a verdict
 #
-# If the claim fails as your dial turns, was it the hypothesis, or would any disturbance of that
-# array have done the same? A *sham* dial disturbs the same array about as much and leaves the
-# hypothesis as it was at dial 0. The claim must survive it.
-#
-# **Question q5.** Write `sham`, with the arguments of `setup`. At every dial the number must be as
-# small as at dial 0 of `setup`, and the array must still be what its claim asks for; only the array
-# in `TURNED` may change with the dial (for "classes" also `delta`). From dial 0 to dial 1 it must
-# change by at least a quarter of its own length at dial 0 (for "centres", where that is 0 or can
-# be, by at least 1). It may call `setup`.
-#
-# <details><summary>If you are stuck</summary>
-#
-# Which property of the array does the hypothesis ask for, and which does it leave free? Turn the
-# free one: another array of the same kind drawn with another seed, the same values in another
-# order, or a change that the conclusion's formulas cannot see.
-#
-# </details>
-
-
-# %% answer q5
-def sham(dial, n, seed):
-    """A case disturbed as far as the dial says, in which every hypothesis still holds."""
-    # BEGIN SOLUTION
-    case = setup(0.0, n, seed)
-    # The same disturbance spread over all examples: a new residue of the same kind.
-    generator = torch.Generator().manual_seed(seed + 1_000_000)
-    other = 1 + torch.randn(n, generator=generator, dtype=torch.float64) / 2
-    case["r"] = math.sqrt(1 - dial) * case["r"] + math.sqrt(dial) * other
-    return case
-    # END SOLUTION
-
-
-# %% public q5
-notebook = sham.__globals__
-chosen = notebook.get("plan", lambda: None)()
-assert isinstance(chosen, dict), "question q1 comes first: its plan must end with 'return {...}'"
-claim, turned = chosen["claim"], notebook["TURNED"][chosen["claim"]]
-cases = [ran("It is called as sham(0.5, 16, 3).", sham, dial, 16, 3) for dial in (0.0, 1.0)]
-for case in cases:
-    assert isinstance(case, dict), "sham gives no dictionary: does it end with 'return {...}'?"
-start, end = (torch.as_tensor(case[turned]).double() for case in cases)
-least = 1.0 if claim == "centres" else float(start.norm()) / 4
-change = float((end - start).norm())
-hint = "the array to disturb is the one that setup's dial turns"
-assert change >= least, f"{turned} changes by {change:.3g} only, {least:.3g} is needed: {hint}"
-
-
-# %% hidden common
-def sham_calls(rng, dials, count):
-    first = int(rng.integers(1000))
-    wanted = [each for dial in dials for each in drawn("sham", dial, count, first=first)]
-    return [call("plan"), *wanted]
-
-
-# %% hidden q5 1: the hypothesis stays
-def calls(rng):
-    return sham_calls(rng, (0.5, 1), SEEDS)
-
-
-def check(calls, answers):
-    claim = claim_of(answers[0])
-    cases = [as_case(claim, answer) for answer in answers[1:]]
-    for some in (cases[:SEEDS], cases[SEEDS:]):
-        sound(claim, TURNED[claim], some)
-        found = typical(claim, some)
-        assert found <= intact(claim, N), f"the sham breaks the hypothesis: {found:.3g}"
-
-
-# %% hidden q5 1: something is disturbed, and nothing else
-def calls(rng):
-    return sham_calls(rng, (0, 1), 4)
-
-
-def check(calls, answers):
-    claim = claim_of(answers[0])
-    cases, name = [as_case(claim, answer) for answer in answers[1:]], TURNED[claim]
-    for start, end in zip(cases[:4], cases[4:]):
-        still(claim, [start, end])
-        least = 1.0 if claim == "centres" else np.linalg.norm(start[name]) / 4
-        change = np.linalg.norm(end[name] - start[name])
-        assert change >= least - ROUNDING, f"{name} changes by {change:.3g} only"
-
-
-# %% wrong q5 1: nothing is disturbed
-def sham(dial, n, seed):
-    return setup(0.0, n, seed)
-
-
-# %% wrong q5 1: another array is disturbed
-def sham(dial, n, seed):
-    case = setup(0.0, n, seed)
-    case["z"] = (1 - 2 * dial) * case["z"]
-    return case
-
-
-# %% wrong q5 1: the sham breaks the hypothesis
-def sham(dial, n, seed):
-    return setup(dial, n, seed)
-
-
-# %% wrong q5 1: everything is drawn anew
-def sham(dial, n, seed):
-    return setup(0.0, n, seed + round(1000 * dial))
-
-
-# %% [markdown]
-# ## 6. From values to a verdict
-#
-# **Question q6.** At one dial you have a table of values, a row a seed and a column a size. Write
+# **Question q5.** At one dial you have a table of values, a row a seed and a column a size. Write
 # `per_seed`, which sums up each row by one number: for `kind = "exponent"` the least-squares slope
 # of $\log$ value against $\log$ size, for `kind = "level"` the value at the largest size. Sizes
 # come in any order.
 
 
-# %% answer q6
+# %% answer q5
 def per_seed(values, sizes, kind):
     """One number a seed: exponent or level of values (seeds x sizes), sizes a vector."""
     # BEGIN SOLUTION
@@ -1535,7 +1439,7 @@ def per_seed(values, sizes, kind):
     # END SOLUTION
 
 
-# %% public q6
+# %% public q5
 sizes = torch.tensor([10.0, 20.0, 40.0]).double()
 values = torch.stack([3 * sizes**2, 5 / sizes])
 found = per_seed(values.clone(), sizes.clone(), "exponent")
@@ -1546,7 +1450,7 @@ found = per_seed(values.clone(), sizes.clone(), "level")
 close("the levels of 3 n^2 and 5 / n at n = 40", found, [4800.0, 0.125], "The value at n = 40.")
 
 
-# %% hidden q6 1: exponents of scattered values
+# %% hidden q5 1: exponents of scattered values
 def calls(rng):
     wanted = []
     for seeds, count in ((5, 3), (9, 6)):
@@ -1563,7 +1467,7 @@ def check(calls, answers):
         near(found, expected, name="the exponents")
 
 
-# %% hidden q6 1: levels, sizes in any order
+# %% hidden q5 1: levels, sizes in any order
 def calls(rng):
     wanted = []
     for best in (0, 2, 3):
@@ -1579,7 +1483,7 @@ def check(calls, answers):
         near(found, c.arguments["values"][:, best], name="the levels")
 
 
-# %% wrong q6 1: the last column is taken for the largest size
+# %% wrong q5 1: the last column is taken for the largest size
 def per_seed(values, sizes, kind):
     if kind == "level":
         return values[:, -1]
@@ -1587,14 +1491,14 @@ def per_seed(values, sizes, kind):
     return torch.log(values) @ x / (x @ x)
 
 
-# %% wrong q6 1: first and last size only
+# %% wrong q5 1: first and last size only
 def per_seed(values, sizes, kind):
     if kind == "level":
         return values[:, sizes.argmax()]
     return torch.log(values[:, -1] / values[:, 0]) / torch.log(sizes[-1] / sizes[0])
 
 
-# %% wrong q6 1: two different logarithms
+# %% wrong q5 1: two different logarithms
 def per_seed(values, sizes, kind):
     if kind == "level":
         return values[:, sizes.argmax()]
@@ -1602,7 +1506,7 @@ def per_seed(values, sizes, kind):
     return torch.log(values) @ x / (x @ x)
 
 
-# %% wrong q6 2: the mean over the seeds
+# %% wrong q5 2: the mean over the seeds
 def per_seed(values, sizes, kind):
     if kind == "level":
         return values[:, sizes.argmax()].mean()
@@ -1611,14 +1515,14 @@ def per_seed(values, sizes, kind):
 
 
 # %% [markdown]
-# **Question q7.** Seeds are independent; sizes of one seed need not be, and the dials share their
+# **Question q6.** Seeds are independent; sizes of one seed need not be, and the dials share their
 # seeds. So the numbers of one column, one a seed, are a sample. Write `interval`: for each column a
 # 95 % interval for the mean. For normal numbers and for any number of seeds from 5 on it must cover
 # the true mean 94 to 96.5 times in a hundred. (With five seeds, mean $\pm\, 1.96$ standard errors
 # covers 88 times, and so do many resampling intervals. Try it.)
 
 
-# %% answer q7
+# %% answer q6
 def interval(values):
     """Lower and upper ends of 95 % intervals for the mean of each column of values (seeds x k)."""
     # BEGIN SOLUTION
@@ -1628,12 +1532,12 @@ def interval(values):
     # END SOLUTION
 
 
-# %% public q7
+# %% public q6
 generator = torch.Generator().manual_seed(0)
 values = torch.randn(5, 4000, generator=generator, dtype=torch.float64)
 found = ran("It is called with a table, a row a seed.", interval, 3 + 2 * values)
 assert found is not None, "interval gives nothing: does it end with 'return ...'?"
-low, high = (torch.as_tensor(end) for end in found)
+low, high = (tensor(end) for end in found)
 assert low.shape == high.shape == (4000,), "an interval for each column is needed"
 assert bool((low <= high).all()), "lower ends come first"
 covered = float(((low <= 3) & (high >= 3)).double().mean())
@@ -1661,7 +1565,7 @@ def covers(c, answer, least, most):
     assert off < 1, "an interval is not about the mean of its own column"
 
 
-# %% hidden q7 1: five seeds
+# %% hidden q6 1: five seeds
 def calls(rng):
     return [sample(5, 12_000, rng)]
 
@@ -1671,7 +1575,7 @@ def check(calls, answers):
     covers(calls[0], answers[0], 0.941, 0.965)
 
 
-# %% hidden q7 1: forty seeds
+# %% hidden q6 1: forty seeds
 def calls(rng):
     return [sample(40, 3000, rng)]
 
@@ -1680,25 +1584,25 @@ def check(calls, answers):
     covers(calls[0], answers[0], 0.93, 0.97)
 
 
-# %% wrong q7 1: the normal quantile
+# %% wrong q6 1: the normal quantile
 def interval(values):
     half = 1.96 * values.std(dim=0) / math.sqrt(len(values))
     return values.mean(dim=0) - half, values.mean(dim=0) + half
 
 
-# %% wrong q7 2: the scatter of single seeds
+# %% wrong q6 2: the scatter of single seeds
 def interval(values):
     half = stats.t.ppf(0.975, len(values) - 1) * values.std(dim=0)
     return values.mean(dim=0) - half, values.mean(dim=0) + half
 
 
-# %% wrong q7 2: one side only
+# %% wrong q6 2: one side only
 def interval(values):
     half = stats.t.ppf(0.95, len(values) - 1) * values.std(dim=0) / math.sqrt(len(values))
     return values.mean(dim=0) - half, values.mean(dim=0) + half
 
 
-# %% wrong q7 1: the variance with the wrong denominator
+# %% wrong q6 1: the variance with the wrong denominator
 def interval(values):
     count = len(values)
     half = stats.t.ppf(0.975, count - 1) * values.std(dim=0, correction=0) / math.sqrt(count)
@@ -1706,7 +1610,7 @@ def interval(values):
 
 
 # %% [markdown]
-# **Question q8.** Write `decide`: the rule of section 1, at each dial, and what follows. It returns
+# **Question q7.** Write `decide`: the rule of section 1, at each dial, and what follows. It returns
 # a dictionary with
 # - `"verdicts"`: a list of "holds", "fails" or "undecided", one a dial;
 # - `"kept"`: the largest dial such that the claim holds there and at every smaller dial; $-1$ if it
@@ -1716,7 +1620,7 @@ def interval(values):
 # The dials come in increasing order. Between `kept` and `lost` lies what you do not know.
 
 
-# %% answer q8
+# %% answer q7
 def decide(dials, low, high, bound):
     """Verdicts at each dial, and between which dials the claim is lost (all vectors but bound)."""
     # BEGIN SOLUTION
@@ -1735,7 +1639,7 @@ def decide(dials, low, high, bound):
     # END SOLUTION
 
 
-# %% public q8
+# %% public q7
 vector = lambda *numbers: torch.tensor(numbers, dtype=torch.float64)
 dials, low, high = vector(0, 0.2, 0.5, 1), vector(-2, -1, -0.5, 1), vector(-1, 0, 0.5, 2)
 found = ran("It is called with three vectors and a number.", decide, dials, low, high, 0.0)
@@ -1773,7 +1677,7 @@ def words_of(found):
     return found["verdicts"]
 
 
-# %% hidden q8 1: verdicts of synthetic measurements
+# %% hidden q7 1: verdicts of synthetic measurements
 def calls(rng):
     touching = call(
         "decide",
@@ -1791,7 +1695,7 @@ def check(calls, answers):
         assert words_of(found) == expected, f"{words_of(found)} in place of {expected}"
 
 
-# %% hidden q8 1: where the claim is lost, also where it comes back
+# %% hidden q7 1: where the claim is lost, also where it comes back
 def calls(rng):
     return [synthetic(rng, order) for order in ("hhuff", "hhhh", "uhhf", "ffff", "hfhuf", "huuu")]
 
@@ -1806,7 +1710,7 @@ def check(calls, answers):
             assert value == expected, f"{name} is {value:g}, but {expected:g} is right"
 
 
-# %% wrong q8 1: never undecided
+# %% wrong q7 1: never undecided
 def decide(dials, low, high, bound):
     verdicts = ["holds" if a + b <= 2 * bound else "fails" for a, b in zip(low, high)]
     clear = ["holds" if b <= bound else "fails" if a > bound else "?" for a, b in zip(low, high)]
@@ -1820,7 +1724,7 @@ def decide(dials, low, high, bound):
     return {"verdicts": verdicts, "kept": kept, "lost": lost}
 
 
-# %% wrong q8 1: the largest dial that holds, whatever came before
+# %% wrong q7 1: the largest dial that holds, whatever came before
 def decide(dials, low, high, bound):
     verdicts = [
         "holds" if top <= bound else "fails" if bottom > bound else "undecided"
@@ -1831,7 +1735,7 @@ def decide(dials, low, high, bound):
     return {"verdicts": verdicts, "kept": max(good, default=-1), "lost": min(bad, default=math.inf)}
 
 
-# %% wrong q8 2: fails as soon as the interval touches the bound
+# %% wrong q7 2: fails as soon as the interval touches the bound
 def decide(dials, low, high, bound):
     verdicts = ["holds" if top < bound else "fails" for top in high]
     run = [float(dial) for dial, verdict in zip(dials, verdicts) if verdict == "holds"]
@@ -1840,14 +1744,14 @@ def decide(dials, low, high, bound):
 
 
 # %% [markdown]
-# ## 7. Measure
+# ## 6. Measure
 #
 # **Question w2.** Before you run the cells below: explain your rule. Why this bound (what would a
-# lower and a higher one do wrong)? Why these sizes, dials and seeds? What does your sham dial do,
-# and what do you expect of it? Which outcome would make you say that the claim does not need its
-# hypothesis? Name the pilot if there was one. (Six to ten sentences.)
+# lower and a higher one do wrong)? Why these sizes, dials and seeds? Which outcome would make you
+# say that the claim does not need its hypothesis? Name the pilot if there was one. (Four to eight
+# sentences.)
 
-# %% [markdown] written w2 4
+# %% [markdown] written w2 3
 # BEGIN SOLUTION
 # The claim says $-3/8$, and $\log n$ adds $\log(\log 240/\log 60)/\log 4 = 0.21$ over these sizes,
 # so up to $-0.165$ nothing is contradicted; a wholly broken hypothesis gives 0. The bound is
@@ -1855,18 +1759,16 @@ def decide(dials, low, high, bound):
 # could not fail even at dial 1, whose exponent is 0. Sizes 60 to 240 give a factor of 4 and run in
 # a minute or two; the dials are close where I predict the change. In a pilot with seeds 1000 to
 # 1005 single exponents scattered by 0.03 to 0.06 about their mean (dials 0, 0.05, 0.1), so 24 seeds
-# give intervals of about $\pm 0.03$ there, small against the 0.16 between the bound and 0. The
-# sham dial blends the residue into another one that is spread as evenly, which changes $r$ by
-# two thirds of its length at dial 1; I expect "holds" at every sham dial. If the claim holds up to
-# dial 1, it does not need Assumption 5 at these sizes, at least not against one large residue.
+# give intervals of about $\pm 0.03$ there, small against the 0.16 between the bound and 0. If the
+# claim holds up to dial 1, it does not need Assumption 5 at these sizes, at least not against one
+# large residue.
 # END SOLUTION
 # BEGIN RUBRIC
 # - 1 point: the bound, with what goes wrong on either side
 # - 1 point: sizes, dials and seeds with a reason (time, range, where the change is expected,
 #   scatter); not "as in the example"
-# - 1 point: what the sham does, why it leaves the hypothesis, what is expected
 # - 1 point: an outcome that would speak against the hypothesis being needed. It must be possible
-# - Typical for 1 of 4: "I took the bound in the middle and 16 seeds to be accurate". A rule that
+# - Typical for 1 of 3: "I took the bound in the middle and 16 seeds to be accurate". A rule that
 #   mentions results of the measurement below was not there first: no point for the bound.
 # END RUBRIC
 
@@ -1876,7 +1778,8 @@ def measure(make, dials, sizes, seeds):
     """For each dial the table (seeds x sizes) of the statistic of make(dial, n, seed)."""
     tables, begin = {}, time.time()
     for dial in dials:
-        rows = [[float(statistic(make(dial, n, seed))) for n in sizes] for seed in range(seeds)]
+        cases = ([as_tensors(make(dial, n, seed)) for n in sizes] for seed in range(seeds))
+        rows = [[float(statistic(case)) for case in row] for row in cases]
         tables[dial] = torch.tensor(rows, dtype=torch.float64)
         if not torch.isfinite(tables[dial]).all():
             raise ValueError(f"a value at dial {dial:g} is NaN or infinite: look at that case")
@@ -1886,38 +1789,28 @@ def measure(make, dials, sizes, seeds):
 
 rule = plan()
 tables = measure(setup, rule["dials"], rule["sizes"], rule["seeds"])
-shams = measure(sham, rule["dials"], rule["sizes"], rule["seeds"])
 
 
 # %%
 def judged(tables):
     """Mean, ends of the interval, and verdicts over the dials."""
     each = torch.tensor(rule["sizes"], dtype=torch.float64)
-    found = [torch.as_tensor(per_seed(t, each, KIND[rule["claim"]])) for t in tables.values()]
+    found = [as_tensor(per_seed(t, each, KIND[rule["claim"]])) for t in tables.values()]
     numbers = torch.stack(found, dim=1)
-    low, high = (torch.as_tensor(end) for end in interval(numbers))
+    low, high = (as_tensor(end) for end in interval(numbers))
     dials = torch.tensor(rule["dials"], dtype=torch.float64)
     return numbers.mean(dim=0), low, high, decide(dials, low, high, rule["bound"])
 
 
-results = {"dial": judged(tables), "sham": judged(shams)}
-for name, (middle, low, high, verdict) in results.items():
-    print(f"{name}: kept up to {verdict['kept']:g}, lost from {verdict['lost']:g}")
-    for dial, *row, word in zip(rule["dials"], middle, low, high, verdict["verdicts"]):
-        print("  {:6g}  {:8.3g} [{:.3g}, {:.3g}]  {}".format(dial, *map(float, row), word))
-
-# %%
-n, name = rule["sizes"][-1], TURNED[rule["claim"]]
-untouched = [torch.as_tensor(sham(0, n, seed)[name]).double() for seed in range(8)]
-length = np.mean([float(x.norm()) for x in untouched])
-print(f"n = {n}, means over 8 seeds; {name} has the length {length:.3g}")
+middle, low, high, verdict = judged(tables)
+n, numbers = rule["sizes"][-1], []
 for dial in rule["dials"]:
-    cases, shammed = ([make(dial, n, seed) for seed in range(8)] for make in (setup, sham))
-    numbers = [np.mean([float(broken(case)) for case in each]) for each in (cases, shammed)]
-    ends = [torch.as_tensor(case[name]).double() for case in shammed]
-    change = np.mean([float((end - x).norm()) for end, x in zip(ends, untouched)])
-    print("dial {:g}: number {:.3g}, of the sham {:.3g}".format(dial, *numbers), end="; ")
-    print(f"the sham changes {name} by {change:.3g}")
+    cases = [as_tensors(setup(dial, n, seed)) for seed in range(8)]
+    numbers.append(np.mean([float(broken(case)) for case in cases]))
+print(f"kept up to {verdict['kept']:g}, lost from {verdict['lost']:g}")
+for dial, number, *row, word in zip(rule["dials"], numbers, middle, low, high, verdict["verdicts"]):
+    row = map(float, row)
+    print("  {:6g} (number {:.3g})  {:8.3g} [{:.3g}, {:.3g}]  {}".format(dial, number, *row, word))
 
 # %% [markdown]
 # The next cell draws a first figure. Change it as your report needs it.
@@ -1925,9 +1818,8 @@ for dial in rule["dials"]:
 # %%
 fig, axes = plt.subplots(1, 2, figsize=(10, 3.8))
 places, colors = range(len(rule["dials"])), ("#0072B2", "#D55E00", "#009E73")
-for (name, (middle, low, high, _)), marker, color in zip(results.items(), "os", colors):
-    ends = torch.stack([middle - low, high - middle]).clamp(min=0)
-    axes[0].errorbar(places, middle, ends, fmt=marker + "-", color=color, capsize=3, label=name)
+ends = torch.stack([middle - low, high - middle]).clamp(min=0)
+axes[0].errorbar(places, middle, ends, fmt="o-", color=colors[0], capsize=3, label="dial")
 axes[0].axhline(rule["bound"], color="black", ls=":", label="bound")
 axes[0].set_xticks(places, [f"{dial:g}" for dial in rule["dials"]])
 axes[0].set(xlabel="dial", ylabel=f"{KIND[rule['claim']]}, 95 % interval")
@@ -1944,7 +1836,7 @@ fig.tight_layout()
 plt.show()
 
 # %% [markdown]
-# ## 8. The report
+# ## 7. The report
 #
 # **Question w3.** Write about a page (300 to 500 words) for somebody who knows the chapter and not
 # your notebook.
@@ -1954,13 +1846,12 @@ plt.show()
 # 3. *Result*: verdicts with numbers and intervals at every dial, the figure read in words, `kept`
 #    and `lost` as a value of the *number* as well as of the dial; how it compares with your
 #    prediction in w1.
-# 4. *Control*: what the sham dial shows.
-# 5. *What it does not show*: at least two limits, one of them about size, and what you would
+# 4. *What it does not show*: at least two limits, one of them about size, and what you would
 #    measure next to lift one.
 #
 # Numbers in the report must be those that your cells print.
 
-# %% [markdown] written w3 11
+# %% [markdown] written w3 9
 # BEGIN SOLUTION
 # **Claim and question.** Theorem 3.1 bounds the rest by $\|E\|/\|S_1\| \le O(\log n\;
 # n^{-3/8})$ for $\nu = 1/8$, if no example carries more than its share of the residue. How large
@@ -1979,10 +1870,6 @@ plt.show()
 # hypothesis did not matter. The prediction $p = 0$ at dial 1 is confirmed; half of the change is
 # done near 0.1, not at 0.02 to 0.05 as guessed, so the constants are not alike.
 #
-# **Control.** The sham dial changed $r$ by two thirds of its length and kept the number small: the
-# claim holds at all six sham dials, with exponents from $-0.51$ to $-0.48$. So it is the
-# concentration that does it, not any change of the residue.
-#
 # **What it does not show.** (1) Size: the verdict at a fixed share belongs to these sizes. The
 # right panel bends at $t = 0.1$, and by the argument of w1 every fixed share must break the claim
 # in the end; I would repeat $t = 0.02$ to 0.1 at $n = 240$ to 1920. (2) One large residue is one
@@ -1997,8 +1884,6 @@ plt.show()
 #   undecided), one for numbers with intervals, one for `kept` and `lost` in terms of the number
 # - 1 point: the figure read: what changes along the dial, what the second panel adds
 # - 1 point: compared with the prediction; a wrong prediction is said to be wrong and discussed
-# - 2 points: the control. One for what the sham did to the array and its verdicts, one for what
-#   follows: an effect of the hypothesis, not of any disturbance (or: not shown, if the sham failed)
 # - 2 points: limits. One for size (an exponent over a factor of 4, a fixed bound, which way it
 #   would move for larger $n$; for an identity: one size is as good as another, but the size of the
 #   error depends on the case), one for another with a next step (one way of breaking it of many,
@@ -2008,15 +1893,169 @@ plt.show()
 # - For comparison, what our own cases gave, blends or shares as in "If you are stuck" (32 to 128
 #   examples or so, 8 to 40 seeds; other dials and ways give other numbers). Weights: exponent
 #   $-0.25$ at dial 0, $-0.03$ at 0.1, $0.17$ at 0.2, about $0.24$ from 0.5 on. Tails ($t$ with
-#   $1/t$ degrees of freedom, sizes 100 to 1600): $-0.09$, $0.05$ at 0.2, $0.20$ at 0.4, $0.34$
-#   at the end. Signs: $-0.49$, $-0.37$ at 0.1, $-0.06$ at 0.3, $0$ at 1; ten seeds leave some sham
-#   dials undecided. One-sign: level $10^{-16}$, $0.006$ at 0.05, $0.07$ at 0.5, $0.6$ at 1, skewed,
-#   so that intervals are wide. Classes: $0.05$ at 0.1 to $1.1$ at 1. Centres: $0.012$ at 0.001,
-#   $0.12$ at 0.01 (ten times as much broken, ten times as much wrong), $0.76$ at 0.1, and less at 1
-# - A good report (10 to 11) reads like the model: "undecided at 0.3 (share 0.35): $-0.13$
+#   $1/t$ degrees of freedom, sizes 100 to 1600): $-0.09$, $0.05$ at 0.2, $0.20$ at 0.4, $0.34$ at
+#   the end. Signs: $-0.49$, $-0.37$ at 0.1, $-0.06$ at 0.3, $0$ at 1. One-sign: level $10^{-16}$,
+#   $0.006$ at 0.05, $0.07$ at 0.5, $0.6$ at 1, skewed, so that intervals are wide. Classes: $0.05$
+#   at 0.1 to $1.1$ at 1. Centres: $0.012$ at 0.001, $0.12$ at 0.01 (ten times as much broken, ten
+#   times as much wrong), $0.76$ at 0.1, and less at 1
+# - A good report (8 to 9) reads like the model: "undecided at 0.3 (share 0.35): $-0.13$
 #   $[-0.17, -0.10]$, the bound $-0.16$ is inside"; it says that a verdict at a fixed share belongs
-#   to its sizes, and where the second panel bends. A middling one (6 to 7) has verdicts and the
-#   sham, but gives the dial only and not the number, or says nothing of size. A poor one (2 to 3)
-#   says: "the exponent rises with the dial, so the hypothesis is necessary", without interval,
-#   rule or control.
+#   to its sizes, and where the second panel bends. A middling one (5 to 6) has verdicts, but
+#   gives the dial only and not the number, or says nothing of size. A poor one (2) says: "the
+#   exponent rises with the dial, so the hypothesis is necessary", without interval or rule.
+# END RUBRIC
+
+# %% [markdown] further
+# The control that tells the effect of the hypothesis from that of any disturbance: a sham dial (q8)
+# and what it shows (w4).
+
+# %% [markdown]
+# ## 8. A sham dial
+#
+# If the claim fails as your dial turns, was it the hypothesis, or would any disturbance of that
+# array have done the same? A *sham* dial disturbs the same array about as much and leaves the
+# hypothesis as it was at dial 0. The claim must survive it.
+#
+# **Question q8.** Write `sham`, with the arguments of `setup`. At every dial the number must be as
+# small as at dial 0 of `setup`, and the array must still be what its claim asks for; only the array
+# in `TURNED` may change with the dial (for "classes" also `delta`). From dial 0 to dial 1 it must
+# change by at least a quarter of its own length at dial 0 (for "centres", where that is 0 or can
+# be, by at least 1). It may call `setup`.
+#
+# <details><summary>If you are stuck</summary>
+#
+# Which property of the array does the hypothesis ask for, and which does it leave free? Turn the
+# free one: another array of the same kind drawn with another seed, the same values in another
+# order, or a change that the conclusion's formulas cannot see.
+#
+# </details>
+
+
+# %% answer q8
+def sham(dial, n, seed):
+    """A case disturbed as far as the dial says, in which every hypothesis still holds."""
+    # BEGIN SOLUTION
+    case = setup(0.0, n, seed)
+    # The same disturbance spread over all examples: a new residue of the same kind.
+    generator = torch.Generator().manual_seed(seed + 1_000_000)
+    other = 1 + torch.randn(n, generator=generator, dtype=torch.float64) / 2
+    case["r"] = math.sqrt(1 - dial) * case["r"] + math.sqrt(dial) * other
+    return case
+    # END SOLUTION
+
+
+# %% public q8
+notebook = sham.__globals__
+chosen = notebook.get("plan", lambda: None)()
+assert isinstance(chosen, dict), "question q1 comes first: its plan must end with 'return {...}'"
+claim, turned = chosen["claim"], notebook["TURNED"][chosen["claim"]]
+cases = [ran("It is called as sham(0.5, 16, 3).", sham, dial, 16, 3) for dial in (0.0, 1.0)]
+for case in cases:
+    assert isinstance(case, dict), "sham gives no dictionary: does it end with 'return {...}'?"
+start, end = (tensor(case[turned]).double() for case in cases)
+least = 1.0 if claim == "centres" else float(start.norm()) / 4
+change = float((end - start).norm())
+hint = "the array to disturb is the one that setup's dial turns"
+assert change >= least, f"{turned} changes by {change:.3g} only, {least:.3g} is needed: {hint}"
+
+
+# %% hidden common
+def sham_calls(rng, dials, count):
+    first = int(rng.integers(1000))
+    wanted = [each for dial in dials for each in drawn("sham", dial, count, first=first)]
+    return [call("plan"), *wanted]
+
+
+# %% hidden q8 1: the hypothesis stays
+def calls(rng):
+    return sham_calls(rng, (0.5, 1), SEEDS)
+
+
+def check(calls, answers):
+    claim = claim_of(answers[0])
+    cases = [as_case(claim, answer) for answer in answers[1:]]
+    for some in (cases[:SEEDS], cases[SEEDS:]):
+        sound(claim, TURNED[claim], some)
+        found = typical(claim, some)
+        assert found <= intact(claim, N), f"the sham breaks the hypothesis: {found:.3g}"
+
+
+# %% hidden q8 1: something is disturbed, and nothing else
+def calls(rng):
+    return sham_calls(rng, (0, 1), 4)
+
+
+def check(calls, answers):
+    claim = claim_of(answers[0])
+    cases, name = [as_case(claim, answer) for answer in answers[1:]], TURNED[claim]
+    for start, end in zip(cases[:4], cases[4:]):
+        still(claim, [start, end])
+        least = 1.0 if claim == "centres" else np.linalg.norm(start[name]) / 4
+        change = np.linalg.norm(end[name] - start[name])
+        assert change >= least - ROUNDING, f"{name} changes by {change:.3g} only"
+
+
+# %% wrong q8 1: nothing is disturbed
+def sham(dial, n, seed):
+    return setup(0.0, n, seed)
+
+
+# %% wrong q8 1: another array is disturbed
+def sham(dial, n, seed):
+    case = setup(0.0, n, seed)
+    case["z"] = (1 - 2 * dial) * case["z"]
+    return case
+
+
+# %% wrong q8 1: the sham breaks the hypothesis
+def sham(dial, n, seed):
+    return setup(dial, n, seed)
+
+
+# %% wrong q8 1: everything is drawn anew
+def sham(dial, n, seed):
+    return setup(0.0, n, seed + round(1000 * dial))
+
+
+# %% [markdown]
+# ### The experiment: a control
+#
+# The same measurement under the sham dial, with the rule that you fixed: the verdicts, the number,
+# and how much the sham changes its array.
+
+# %%
+shams = measure(sham, rule["dials"], rule["sizes"], rule["seeds"])
+middle, low, high, verdict = judged(shams)
+n, name = rule["sizes"][-1], TURNED[rule["claim"]]
+untouched = [as_tensor(sham(0, n, seed)[name]) for seed in range(8)]
+length = np.mean([float(x.norm()) for x in untouched])
+print(f"kept up to {verdict['kept']:g}; {name} has the length {length:.3g} (mean over 8 seeds)")
+for dial, *row, word in zip(rule["dials"], middle, low, high, verdict["verdicts"]):
+    cases = [as_tensors(sham(dial, n, seed)) for seed in range(8)]
+    number = np.mean([float(broken(case)) for case in cases])
+    ends = [case[name] for case in cases]
+    change = np.mean([float((end - x).norm()) for end, x in zip(ends, untouched)])
+    print("  {:6g}  {:8.3g} [{:.3g}, {:.3g}]  {}".format(dial, *map(float, row), word), end="; ")
+    print(f"number {number:.3g}, {name} changes by {change:.3g}")
+
+# %% [markdown]
+# **Question w4.** A paragraph for your report. What does your sham dial do to its array, and why
+# does it leave the hypothesis as it was? What did you expect of it before you ran the cell above,
+# and which verdicts did it get? What follows for the claim, and what would follow if the claim had
+# failed here, too? (Four to six sentences, with numbers.)
+
+# %% [markdown] written w4 3
+# BEGIN SOLUTION
+# The sham blends the residue into another one that is spread as evenly: a new draw of $1 + \frac12
+# g_i$. No example gets more than its share, so Assumption 5 holds as before. I expected "holds" at
+# every sham dial. It changed $r$ by two thirds of its length and kept the number small: the claim
+# holds at all six sham dials, with exponents from $-0.51$ to $-0.48$. So it is the concentration
+# that breaks the claim, not any change of the residue. Had it failed here as well, nothing would
+# follow about the hypothesis: any disturbance of $r$ would do.
+# END SOLUTION
+# BEGIN RUBRIC
+# - 1 point: what the sham does to the array, why it leaves the hypothesis, what was expected
+# - 1 point: its verdicts, with exponents or levels, the number, and how much the array changed
+# - 1 point: what follows: an effect of the hypothesis, not of any disturbance (or: not shown, if
+#   the sham failed). Ten seeds leave some sham dials undecided for "signs"
 # END RUBRIC

@@ -1,6 +1,6 @@
 # %% assignment
 # title = "Class centres and outliers"
-# minutes = 240
+# minutes = {q1=40, q2=30, q3=35, w1=25, q4=30, q5=25, w2=25, q6=25, q7=45, w3=30, q8=35, w4=25}
 # withheld = [
 #     "lowgrad_utils.curvature.LossCurvature.class_centres",
 #     "lowgrad_utils.curvature.LossCurvature.group_means",
@@ -32,8 +32,8 @@
 # **Learning goals.** Get a mean of many derivatives from one backward pass; restrict a matrix that
 # is too large to form to a subspace, with an error bound; compute angles between subspaces without
 # losing digits; split an eigenvalue into what means carry and what uneven sizes carry; build a
-# counterexample to a threshold; tell clusters in direction from clusters in distance; say exactly
-# what t-SNE does not see; split a variance over two labels that overlap.
+# counterexample to a threshold. In the further questions: tell clusters in direction from clusters
+# in distance; say exactly what t-SNE does not see; split a variance over two labels that overlap.
 #
 # **You need** linear algebra (eigenvalues, singular values, projections, least squares), the chain
 # rule, some PyTorch. Read the chapters *Outliers and class centres*, *Figures 3 and 4: are the
@@ -1258,6 +1258,10 @@ def hide(theta, k):
 # - 1 point: $G - M$ lies along the class directions; the count is not that of class directions
 # END RUBRIC
 
+# %% [markdown] further
+# When are vectors a cluster (q6), what does a picture of t-SNE say about it (q7, w3), and how much
+# of the group means does each of their two labels explain (q8, w4)?
+
 # %% [markdown]
 # ## 6. Clusters by length and by direction
 #
@@ -1505,7 +1509,6 @@ places = torch.tensor([0.0, 1.0, 3.0, 7.0]).double()
 row = neighbours((places[:, None] - places).abs(), 2.0)[0]
 hint = "The logarithms of a row must be linear in the SQUARED distances 1, 9, 49."
 close("a ratio of differences", (row[1] / row[2]).log() / (row[2] / row[3]).log(), 8 / 40, hint)
-
 
 # %% hidden common
 import scipy.optimize

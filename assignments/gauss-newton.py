@@ -1,6 +1,6 @@
 # %% assignment
 # title = "Gauss-Newton algebra"
-# minutes = 240
+# minutes = {q1=30, q2=30, q3=40, w1=35, q4=25, q5=35, w2=30, w3=20, q6=35, q7=30, q8=40, w4=35}
 # withheld = [
 #     "lowgrad_utils.experiments.density.lanczos_without_reorthogonalisation",
 #     "lowgrad_utils.experiments.density.level_spectra",
@@ -34,8 +34,8 @@
 # **Learning goals.** Keep the digits of probabilities that are nearly one; write second
 # derivatives as second moments, and say of what; multiply by a Gauss-Newton matrix and by the rest
 # of the Hessian at the price of a few passes through the network; split a second moment by groups
-# of unequal size; find a spectrum from inner products alone; estimate traces and densities from
-# random vectors, and say how far to trust them.
+# of unequal size. In the further questions: find a spectrum from inner products alone; estimate
+# traces and densities from random vectors, and say how far to trust them.
 #
 # **You need** linear algebra (eigenvalues, projections), the chain rule, covariances, some PyTorch
 # (`torch.func.jvp`, `torch.func.vjp` or `torch.autograd.grad`). Read the chapters *The algebra of
@@ -497,33 +497,6 @@ def logit_derivatives(theta, X, widths):
 
 
 # %% [markdown]
-# **Question w1.** Show that $\delta_{i,c'} = 2\, \nabla_\theta \sqrt{p_{i,c'}}$. The vectors
-# $(\sqrt{p_{i,1}}, \dots, \sqrt{p_{i,C}})$ lie on the unit sphere: which linear relation among the
-# $C$ logit derivatives of an example follows, and of which squared distance between the
-# predictions at $\theta$ and at $\theta + v$ is $v^\top G v$ the leading term, with which factor?
-# (Three to five sentences.)
-
-# %% [markdown] written w1 2
-# BEGIN SOLUTION
-# $\nabla_\theta \log p_{c'} = J^\top(e_{c'} - p)$, since
-# $\log p_{c'} = z_{c'} - \log\sum_k e^{z_k}$, and
-# $\nabla \sqrt{p_{c'}} = \tfrac12 \sqrt{p_{c'}}\, \nabla \log p_{c'} = \tfrac12\delta_{c'}$.
-# Differentiating $\sum_{c'} \sqrt{p_{c'}}^2 = 1$ gives
-# $\sum_{c'} \sqrt{p_{c'}}\, \delta_{c'} = 0$: the change is tangent to the sphere, so at most
-# $C - 1$ of the vectors are linearly independent. To first order
-# $\sqrt{p(\theta + v)} - \sqrt{p(\theta)}$ has the entries
-# $\tfrac12 \langle\delta_{c'}, v\rangle$, so the mean over the examples of the squared distance
-# of the root vectors (squared Hellinger distance, up to a factor) is $\tfrac14 v^\top G v$ plus
-# terms of higher order.
-# END SOLUTION
-# BEGIN RUBRIC
-# - 1 point: the identity, by way of $\nabla \log p$, and the relation $\sum \sqrt{p}\,\delta = 0$
-# - 1 point: $v^\top G v$ is four times the mean squared distance of the root vectors, to leading
-#   order; eight times the squared Hellinger distance is the same, if that is defined with a factor
-#   of one half
-# END RUBRIC
-
-# %% [markdown]
 # ## 3. Second moments of loss gradients
 #
 # Let $g_{i,c'}$ be the gradient in $\theta$ of $-\log p_{i,c'}$: of the loss that example $i$ would
@@ -776,13 +749,13 @@ fig.tight_layout()
 plt.show()
 
 # %% [markdown]
-# **Question w2.** Is $G$ "the second moment of loss gradients"? Say of which, and read from the
+# **Question w1.** Is $G$ "the second moment of loss gradients"? Say of which, and read from the
 # figure: which curve goes to 0 and how fast in $S$, what the others go to, and what becomes of the
 # training labels' distance as the network learns its data (why is it so close to that value?).
 # Then compare the work: how many passes through the network does $M_w v$ take for $S$ drawn labels,
 # and for $G$? When would you draw labels? (Five to seven sentences.)
 
-# %% [markdown] written w2 3
+# %% [markdown] written w1 3
 # BEGIN SOLUTION
 # It is, of gradients under labels that the model itself draws: $G = \frac1n\sum_i
 # \mathbb E_{c' \sim p_i}\, g_{i,c'} g_{i,c'}^\top$. Only this curve goes to 0, by a factor of about
@@ -1170,7 +1143,101 @@ def level_factors(delta, Y):
 
 
 # %% [markdown]
-# ## 6. A spectrum from inner products
+# ### Experiment: fewer examples
+#
+# To save time, somebody estimates the four terms of the trained network from a part of the
+# examples: of each class so many draws, with replacement, that the shares $\pi_c$ stay as they are.
+# The traces over many draws:
+
+# %%
+delta = logit_derivatives(end, X, widths)
+
+
+def traces(rows):
+    """Traces of G0 + G1 + G2, of G3 and of G, from the chosen examples."""
+    B = [float(each.square().sum()) for each in level_factors(delta[rows], Y[rows])]
+    return sum(B[:3]), B[3], sum(B)
+
+
+def part(divisor, generator):
+    """Positions of as many draws of each class as the divisor leaves of it."""
+    drawn = []
+    for rows in [(Y[:, c] == 1).nonzero()[:, 0] for c in range(5)]:
+        chosen = torch.randint(len(rows), (len(rows) // divisor,), generator=generator)
+        drawn.append(rows[chosen])
+    return torch.cat(drawn)
+
+
+print("examples   tr (G0 + G1 + G2)         tr G3              tr G")
+print("all ", *(f"{value:13.3f}        " for value in traces(torch.arange(len(X)))))
+for divisor in (2, 4, 12):
+    found = torch.tensor([traces(part(divisor, generator)) for _ in range(400)])
+    errors = found.std(0) / math.sqrt(len(found))
+    print(f"1/{divisor:<2d}", *(f"{m:13.3f} ± {e:.3f}" for m, e in zip(found.mean(0), errors)))
+
+# %% [markdown]
+# **Question w2.** Explain the table: which trace keeps its mean and which do not, and why? Give the
+# expected trace of $G_3$ for $m_c$ draws of class $c$, in terms of that class's share of the full
+# one, and compare one row with it. A second person takes the same number of examples of *every*
+# class, large or small: of which loss do they get the Gauss-Newton matrix? (Five to seven
+# sentences.)
+
+# %% [markdown] written w2 3
+# BEGIN SOLUTION
+# $G$ is a mean over examples, and a random part of each class has this mean on average: 0.82 ± 0.01
+# for a half, of 0.83. A group mean of $m_c$ draws scatters about the full one with the covariance
+# $\Sigma_{c,c'}/m_c$, and its square carries this along: the trace of $G_0 + G_1 + G_2$ grows by
+# $\sum_c \pi_c \sum_{c'} \operatorname{tr}\Sigma_{c,c'} / m_c$, from 0.15 to 0.39 for a twelfth,
+# and $G_3$ loses the same. So class $c$ contributes $1 - 1/m_c$ times its part of
+# $\operatorname{tr} G_3$. With a half, $m_c$ is 6 to 30, and between 1/6 and 1/30 is lost: 0.634 of
+# 0.684 are 7 % less (class by class the formula gives 0.640). With a twelfth the smallest class has
+# one draw, and no part in $G_3$. With equally many of each class, shares become $1/C$: it is the
+# Gauss-Newton matrix of the loss $\frac1C\sum_c \operatorname{Ave}_{i \in c} \ell_i$, in which an
+# example of class $c$ has the weight $n/(C n_c)$, not of the loss that was trained.
+# END SOLUTION
+# BEGIN RUBRIC
+# - 1 point: $G$ is a mean over examples and keeps its mean; means of few draws scatter, and their
+#   squares carry this scatter from $G_3$ into the others
+# - 1 point: the factor $1 - 1/m_c$, and one row compared with numbers
+# - 1 point: the loss in which every class has the weight $1/C$
+# END RUBRIC
+
+# %% [markdown] further
+# What the logit derivatives have to do with a sphere (w3), a spectrum from inner products alone
+# (q6), and trace, norm and spectral density of a matrix of which only products are known (q7, q8,
+# w4).
+
+# %% [markdown]
+# ## 6. Roots of probabilities
+#
+# **Question w3.** Show that $\delta_{i,c'} = 2\, \nabla_\theta \sqrt{p_{i,c'}}$. The vectors
+# $(\sqrt{p_{i,1}}, \dots, \sqrt{p_{i,C}})$ lie on the unit sphere: which linear relation among the
+# $C$ logit derivatives of an example follows, and of which squared distance between the
+# predictions at $\theta$ and at $\theta + v$ is $v^\top G v$ the leading term, with which factor?
+# (Three to five sentences.)
+
+# %% [markdown] written w3 2
+# BEGIN SOLUTION
+# $\nabla_\theta \log p_{c'} = J^\top(e_{c'} - p)$, since
+# $\log p_{c'} = z_{c'} - \log\sum_k e^{z_k}$, and
+# $\nabla \sqrt{p_{c'}} = \tfrac12 \sqrt{p_{c'}}\, \nabla \log p_{c'} = \tfrac12\delta_{c'}$.
+# Differentiating $\sum_{c'} \sqrt{p_{c'}}^2 = 1$ gives
+# $\sum_{c'} \sqrt{p_{c'}}\, \delta_{c'} = 0$: the change is tangent to the sphere, so at most
+# $C - 1$ of the vectors are linearly independent. To first order
+# $\sqrt{p(\theta + v)} - \sqrt{p(\theta)}$ has the entries
+# $\tfrac12 \langle\delta_{c'}, v\rangle$, so the mean over the examples of the squared distance
+# of the root vectors (squared Hellinger distance, up to a factor) is $\tfrac14 v^\top G v$ plus
+# terms of higher order.
+# END SOLUTION
+# BEGIN RUBRIC
+# - 1 point: the identity, by way of $\nabla \log p$, and the relation $\sum \sqrt{p}\,\delta = 0$
+# - 1 point: $v^\top G v$ is four times the mean squared distance of the root vectors, to leading
+#   order; eight times the squared Hellinger distance is the same, if that is defined with a factor
+#   of one half
+# END RUBRIC
+
+# %% [markdown]
+# ## 7. A spectrum from inner products
 #
 # For a large network one keeps of the group means only their inner products: the matrix $K$ of size
 # $C^2 \times C^2$ with $\langle \delta_{a,a'}, \delta_{b,b'} \rangle$ in row $aC + a'$ and column
@@ -1350,67 +1417,7 @@ def level_spectra(K, counts):
 
 
 # %% [markdown]
-# ### Experiment: fewer examples
-#
-# To save time, somebody estimates the four terms of the trained network from a part of the
-# examples: of each class so many draws, with replacement, that the shares $\pi_c$ stay as they are.
-# The traces over many draws:
-
-# %%
-delta = logit_derivatives(end, X, widths)
-
-
-def traces(rows):
-    """Traces of G0 + G1 + G2, of G3 and of G, from the chosen examples."""
-    B = [float(each.square().sum()) for each in level_factors(delta[rows], Y[rows])]
-    return sum(B[:3]), B[3], sum(B)
-
-
-def part(divisor, generator):
-    """Positions of as many draws of each class as the divisor leaves of it."""
-    drawn = []
-    for rows in [(Y[:, c] == 1).nonzero()[:, 0] for c in range(5)]:
-        chosen = torch.randint(len(rows), (len(rows) // divisor,), generator=generator)
-        drawn.append(rows[chosen])
-    return torch.cat(drawn)
-
-
-print("examples   tr (G0 + G1 + G2)         tr G3              tr G")
-print("all ", *(f"{value:13.3f}        " for value in traces(torch.arange(len(X)))))
-for divisor in (2, 4, 12):
-    found = torch.tensor([traces(part(divisor, generator)) for _ in range(400)])
-    errors = found.std(0) / math.sqrt(len(found))
-    print(f"1/{divisor:<2d}", *(f"{m:13.3f} ± {e:.3f}" for m, e in zip(found.mean(0), errors)))
-
-# %% [markdown]
-# **Question w3.** Explain the table: which trace keeps its mean and which do not, and why? Give the
-# expected trace of $G_3$ for $m_c$ draws of class $c$, in terms of that class's share of the full
-# one, and compare one row with it. A second person takes the same number of examples of *every*
-# class, large or small: of which loss do they get the Gauss-Newton matrix? (Five to seven
-# sentences.)
-
-# %% [markdown] written w3 3
-# BEGIN SOLUTION
-# $G$ is a mean over examples, and a random part of each class has this mean on average: 0.82 ± 0.01
-# for a half, of 0.83. A group mean of $m_c$ draws scatters about the full one with the covariance
-# $\Sigma_{c,c'}/m_c$, and its square carries this along: the trace of $G_0 + G_1 + G_2$ grows by
-# $\sum_c \pi_c \sum_{c'} \operatorname{tr}\Sigma_{c,c'} / m_c$, from 0.15 to 0.39 for a twelfth,
-# and $G_3$ loses the same. So class $c$ contributes $1 - 1/m_c$ times its part of
-# $\operatorname{tr} G_3$. With a half, $m_c$ is 6 to 30, and between 1/6 and 1/30 is lost: 0.634 of
-# 0.684 are 7 % less (class by class the formula gives 0.640). With a twelfth the smallest class has
-# one draw, and no part in $G_3$. With equally many of each class, shares become $1/C$: it is the
-# Gauss-Newton matrix of the loss $\frac1C\sum_c \operatorname{Ave}_{i \in c} \ell_i$, in which an
-# example of class $c$ has the weight $n/(C n_c)$, not of the loss that was trained.
-# END SOLUTION
-# BEGIN RUBRIC
-# - 1 point: $G$ is a mean over examples and keeps its mean; means of few draws scatter, and their
-#   squares carry this scatter from $G_3$ into the others
-# - 1 point: the factor $1 - 1/m_c$, and one row compared with numbers
-# - 1 point: the loss in which every class has the weight $1/C$
-# END RUBRIC
-
-# %% [markdown]
-# ## 7. Trace and norm from random vectors
+# ## 8. Trace and norm from random vectors
 #
 # Let $A$ be a symmetric $P \times P$ matrix of which only products are known, and let the columns
 # $v_j$ of $V$ ($P \times k$) be random with independent entries of mean 0 and variance 1. Then
@@ -1576,7 +1583,7 @@ def deflated_estimates(V, AV, Q, AQ):
 
 
 # %% [markdown]
-# ## 8. A density from Lanczos
+# ## 9. A density from Lanczos
 #
 # From a vector $q$, scaled to length one, $m$ Lanczos steps build an orthonormal basis of
 # $q, Aq, \dots, A^{m-1}q$ in which $A$ becomes a tridiagonal matrix $T$. Put a point at each

@@ -1,6 +1,6 @@
 # %% assignment
 # title = "The gradient and its pieces"
-# minutes = 180
+# minutes = {q1=15, q2=20, w1=15, q3=25, q4=25, w2=15, q5=25, q6=15, q7=20, q8=10, w3=20}
 # withheld = [
 #     "lowgrad_utils.gradients.closed_form_gradient",
 #     "lowgrad_utils.gradients.loss_gradient",

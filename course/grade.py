@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,6 +50,9 @@ STATUS = {
     "output": "stopped: too much output",
     "processes": "stopped: too many threads",
 }
+#: Rows without anything that belongs to this assignment.
+NOTHING_TO_GRADE = ("no notebook", "another assignment", "no assignment")
+LEFT_OPEN = "it returned nothing"
 
 
 class GradingError(Exception):
@@ -144,13 +147,18 @@ def _not_too_large(content: bytes) -> bytes:
 
 
 class Runner:
-    """The process that runs submissions, started when needed and again should it ever die."""
+    """The process that runs submissions, started when needed and again should it ever die.
 
-    def __init__(self):
+    Args:
+        withheld: The functions of the package that it does without.
+    """
+
+    def __init__(self, withheld: list[str]):
+        self.withheld = withheld
         self.process: subprocess.Popen | None = None
 
     def run(self, job: dict[str, Any]) -> str:
-        """Run one job (folder, limits, withheld) and return how it ended, in one word."""
+        """Run one job (folder, limits) and return how it ended, in one word."""
         if self.process is None or self.process.poll() is not None:
             self._start()
         self.process.stdin.write(json.dumps(job) + "\n")
@@ -164,7 +172,10 @@ class Runner:
         kept = {k: v for k, v in os.environ.items() if re.match(KEPT_VARIABLES, k)}
         threads = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
         self.process = subprocess.Popen(
-            [sys.executable, "-I", "-B", program, str(package), str(data_folder("."))],
+            [
+                *(sys.executable, "-I", "-B", program),
+                *(str(package), str(data_folder(".")), *self.withheld),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**kept, **threads, "MPLBACKEND": "agg"},
@@ -197,23 +208,25 @@ class Grader:
         seed: Decides the random instances.
         limits: What a submission may use; see `LIMITS`.
         workers: How many run at once.
+        others: The lists of other assignments, by which their notebooks are recognised.
     """
 
     def __init__(
         self,
         archive: dict[str, Any],
         *,
+        others: Iterable[dict[str, Any]] = (),
         seed: int = 0,
         limits: dict[str, float] | None = None,
         workers: int = 1,
     ):
-        self.archive, self.workers = archive, workers
+        self.archive, self.workers, self.others = archive, workers, list(others)
         self.limits = {**LIMITS, **(limits or {})}
         self.tests = hidden.load(archive, seed)
         self.calls = [wanted.form() for test in self.tests for wanted in test.calls]
         self.version = views.digest(views.as_file(archive) + str(seed).encode())
         self.runners: queue.SimpleQueue[Runner] = queue.SimpleQueue()
-        self.started = [Runner() for _ in range(workers)]
+        self.started = [Runner(archive["withheld"]) for _ in range(workers)]
         for each in self.started:
             self.runners.put(each)
 
@@ -233,6 +246,9 @@ class Grader:
         """Return status, points by question, and a message, for one submission."""
         if submission.problem:
             return self._row(submission, "no notebook", [], submission.problem)
+        status, why = foreign(submission.content, self.archive, self.others)
+        if status:
+            return self._row(submission, status, [], why)
         try:
             return self._judge(submission, *self._run(submission))
         except Exception as error:
@@ -250,21 +266,18 @@ class Grader:
                 # What a submission finds there is itself, and the arguments of the calls.
                 Path(folder, runner.NOTEBOOK).write_bytes(submission.content)
                 Path(folder, runner.CALLS).write_text(json.dumps(self.calls), encoding="utf8")
-                job = {"limits": self.limits, "withheld": self.archive["withheld"]}
-                how = one.run({"folder": folder, **job})
+                how = one.run({"folder": folder, "limits": self.limits})
                 path = os.path.join(folder, runner.ANSWERS)
                 return how, plain.lines(path, int(self.limits["output"]))
         finally:
             self.runners.put(one)
 
     def _judge(self, submission: Submission, how: str, said: list[dict]) -> dict[str, Any]:
-        if any("broken" in line for line in said):
-            return self._row(submission, "no notebook", [], "this file is no notebook")
-        cells = [
-            f"cell {line['cell']}: {line['problem']}"
+        cells = {
+            line["cell"]: line["problem"]
             for line in said
             if isinstance(line.get("cell"), int) and isinstance(line.get("problem"), str)
-        ]
+        }
         answers = {line["call"]: line for line in said if isinstance(line.get("call"), int)}
         status, note = "graded", ""
         if how != "ended":
@@ -278,8 +291,27 @@ class Grader:
             first = wanted.stop
             given = [answers.get(number, {"problem": lost}) for number in wanted]
             results.append((test, test.verdict(given)))
-        reasons = [*([note] if note else []), *cells[:3], *_failures(results)]
+        gaps = self._left_open(submission, results)
+        if set(gaps) & set(self.archive["further"]):
+            # Cells below that need those answers fail, as the notebook says they would.
+            end = _first_further_cell(submission.content)
+            cells = {number: problem for number, problem in cells.items() if number < end}
+        problems = [f"cell {number}: {problem}" for number, problem in cells.items()]
+        failures = _failures([each for each in results if each[0].question not in gaps])
+        left = [f"left open: {', '.join(gaps)}"] if gaps else []
+        reasons = [*([note] if note else []), *problems[:3], *failures, *left]
         return self._row(submission, status, results, "; ".join(reasons))
+
+    def _left_open(self, submission: Submission, results: list[tuple]) -> list[str]:
+        """Return the questions whose gaps are as they were handed out."""
+        sources = [source for kind, source in _cells(submission.content) if kind == "code"]
+        stubs = "\n".join(source for source in sources if views.TODO in source)
+        found = []
+        for question, name in self.archive["functions"].items():
+            said = {why for test, why in results if test.question == question}
+            if said == {LEFT_OPEN} and _defines(stubs, name):
+                found.append(question)
+        return found
 
     def _row(
         self, submission: Submission, status: str, results: list[tuple], message: str
@@ -293,6 +325,7 @@ class Grader:
             "status": status,
             **{name: f"{value:g}" for name, value in points.items()},
             "message": message[:1500],
+            "assignment": self.archive["stem"],
             "file": views.digest(submission.content),
             "tests": self.version,
         }
@@ -321,6 +354,62 @@ def _failures(results: list[tuple]) -> Iterator[str]:
             yield from (f"{question} ({title}): {why}" for title, why in reasons.items() if why)
 
 
+def _cells(content: bytes) -> list[tuple[str, str]]:
+    """Return kind and source of each cell of a notebook; none if it is no notebook."""
+    try:
+        cells = json.loads(content)["cells"]
+        found = [(cell["cell_type"], cell["source"]) for cell in cells]
+        return [(kind, text if isinstance(text, str) else "".join(text)) for kind, text in found]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return []
+
+
+def _first_further_cell(content: bytes) -> float:
+    head = views.FURTHER.splitlines()[0]
+    numbers = (n for n, (_, source) in enumerate(_cells(content), 1) if source.startswith(head))
+    return next(numbers, float("inf"))
+
+
+def _defines(code: str, name: str) -> bool:
+    word = re.escape(name)
+    kinds = (rf"def\s+{word}\b", rf"{word}\s*[:=]", rf"(from|import)\b.*\b{word}\b")
+    return re.search(rf"^\s*({'|'.join(kinds)})", code, re.MULTILINE) is not None
+
+
+def foreign(
+    content: bytes, archive: dict[str, Any], others: Iterable[dict[str, Any]]
+) -> tuple[str, str]:
+    """Tell a notebook of this assignment from any other, by the functions that it defines.
+
+    Args:
+        content: The bytes of the notebook.
+        archive: The list of the assignment that is graded.
+        others: Those of the other assignments.
+
+    Returns:
+        A status and what is wrong, in one line; both empty for a notebook of this assignment.
+    """
+    cells = _cells(content)
+    if not cells:
+        return "no notebook", "this file is no notebook, or one without cells"
+    code = "\n".join(source for kind, source in cells if kind == "code")
+
+    def share(each: dict[str, Any]) -> float:
+        names = each["functions"].values()
+        return sum(_defines(code, name) for name in names) / len(names)
+
+    # One name alone may be a coincidence; a submission that defines most of another's is that.
+    best = max(others, key=share, default=None)
+    wanted = f"'{archive['title']}' ({archive['stem']})"
+    if best and share(best) >= 0.5 and share(best) > share(archive):
+        this = f"'{best['title']}' ({best['stem']})"
+        return "another assignment", f"this seems to be the notebook of {this}, not of {wanted}"
+    if share(archive) == 0:
+        names = list(archive["functions"].values())
+        return "no assignment", f"it defines none of {', '.join(names)}: no notebook of {wanted}"
+    return "", ""
+
+
 def written_answers(archive: dict[str, Any], content: bytes) -> dict[str, str]:
     """Return the written answers of a notebook by question, empty where there is none.
 
@@ -329,16 +418,11 @@ def written_answers(archive: dict[str, Any], content: bytes) -> dict[str, str]:
         content: The bytes of the notebook.
     """
     found = dict.fromkeys(archive["written"], "")
-    try:
-        for cell in json.loads(content)["cells"]:
-            source = cell["source"]
-            source = source if isinstance(source, str) else "".join(source)
-            for name in found:
-                if cell["cell_type"] == "markdown" and source.startswith(views.written_mark(name)):
-                    text = source.partition("\n")[2].replace(views.WRITE_HERE, "").strip()
-                    found[name] = text
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        pass
+    for kind, source in _cells(content):
+        for name in found:
+            if kind == "markdown" and source.startswith(views.written_mark(name)):
+                text = source.partition("\n")[2].replace(views.WRITE_HERE, "").strip()
+                found[name] = text
     return found
 
 
@@ -358,7 +442,7 @@ class Table:
         self.by_hand = [*archive["written"], "adjust", "note"]
         self.columns = [
             *("submission", "status", *archive["questions"], *archive["written"]),
-            *("adjust", "total", "message", "note", "file", "tests"),
+            *("adjust", "core", "total", "message", "note", "assignment", "file", "tests"),
         ]
         self.rows = {row["submission"]: row for row in self._read()}
 
@@ -370,9 +454,16 @@ class Table:
             separator = max(",;\t", key=handle.readline().count)
             handle.seek(0)
             rows = list(csv.DictReader(handle, delimiter=separator))
-        if rows and not {"submission", "status", "file", "tests"} <= set(rows[0]):
+        if rows and not {"submission", "status", "assignment", "file", "tests"} <= set(rows[0]):
             raise GradingError(f"{self.path} is no table of this assignment: name another file")
+        stem = self.archive["stem"]
         for row in rows:
+            if row["assignment"] != stem:
+                other = row["assignment"] or "nothing"
+                raise GradingError(
+                    f"{self.path} is the table of '{other}', but '{stem}' is to be graded: name "
+                    "another file, OUT=..., or the other assignment"
+                )
             row["submission"] = re.sub(r"^'(?=[=+@-])", "", row["submission"])
             for name in self.by_hand[:-1]:
                 self._points(row, name)
@@ -422,9 +513,11 @@ class Table:
         for name in names:
             if name in self.rows:
                 row = self.rows[name]
-                earned = sum(float(row.get(q) or 0) for q in self.archive["questions"])
-                earned += sum(self._points(row, n) for n in self.by_hand[:-1])
-                row["total"] = f"{earned:g}"
+                earned = {q: float(row.get(q) or 0) for q in self.archive["questions"]}
+                earned |= {name: self._points(row, name) for name in self.by_hand[:-1]}
+                beside = sum(earned[name] for name in self.archive["further"])
+                total = sum(earned.values())
+                row["core"], row["total"] = f"{total - beside:g}", f"{total:g}"
                 writer.writerow({key: _harmless(key, value) for key, value in row.items()})
         write_whole(self.path, buffer.getvalue().encode("utf8"))
 
@@ -436,24 +529,38 @@ def _harmless(key: str, value: str) -> str:
     return "'" + text if formula else text
 
 
-def written_page(archive: dict[str, Any], answers: dict[str, dict[str, str]]) -> str:
+def written_page(
+    archive: dict[str, Any], answers: dict[str, dict[str, str]], broken: dict[str, str]
+) -> str:
     """Return a page in Markdown with all written answers, question by question.
 
     Args:
         archive: The assignment's private list.
         answers: For each submission its written answers.
+        broken: For each submission that has none, since it is none, its status.
     """
     parts = [f"# {archive['title']}: written answers\n"]
+    if broken:
+        rows = [f"- {_line(name)}: {status}" for name, status in broken.items()]
+        parts.append("Nothing to read in these (see their messages):\n\n" + "\n".join(rows) + "\n")
     for name, question in archive["written"].items():
-        parts.append(f"## {name} ({question['points']:g} points)\n")
+        further = "further question, " if name in archive["further"] else ""
+        parts.append(f"## {name} ({further}{question['points']:g} points)\n")
         parts.append(f"**Model answer.** {question['model']}\n")
         parts.append(f"**Rubric**\n\n{question['rubric']}\n")
+        empty = [_line(submission) for submission, texts in answers.items() if not texts[name]]
+        if empty:
+            parts.append(f"Left empty, 0 points: {', '.join(empty)}\n")
         for submission, texts in answers.items():
-            lines = (texts[name] or "(nothing)").splitlines()
             # As code: what a student writes is shown, never rendered.
-            shown = "\n".join("    " + line for line in lines)
-            parts.append(f"### {submission.replace('<', ' ')}\n\n{shown}\n")
+            shown = "\n".join("    " + line for line in texts[name].splitlines())
+            if shown:
+                parts.append(f"### {_line(submission)}\n\n{shown}\n")
     return "\n".join(parts)
+
+
+def _line(submission: str) -> str:
+    return submission.replace("<", " ")
 
 
 def grade_folder(
@@ -466,7 +573,7 @@ def grade_folder(
         out: The table to write; `out` with the ending `.written.md` gets the written answers.
         archive: The assignment's private list.
         quiet: Whether to show no progress.
-        **options: seed, limits and workers of `Grader`.
+        **options: others, seed, limits and workers of `Grader`.
 
     Raises:
         GradingError: The batch cannot be graded.
@@ -477,16 +584,21 @@ def grade_folder(
     names = [each.name for each in found]
     table = Table(out, archive)
     table.check_names(names)
+    nothing = dict.fromkeys(archive["written"], "")
     written = {each.name: written_answers(archive, each.content) for each in found}
     with Grader(archive, **options) as grader:
         left = [each for each in found if not table.has(each, grader.version)]
         if len(left) < len(found) and not quiet:
             print(f"{len(found) - len(left)} of {len(found)} are graded already", file=sys.stderr)
         for row in tqdm(_graded(grader, left), "Grading", len(left), disable=quiet):
-            table.put(row, written[row["submission"]])
+            ours = row["status"] not in NOTHING_TO_GRADE
+            table.put(row, written[row["submission"]] if ours else nothing)
             table.save(names)
     table.save(names)
-    page = written_page(archive, written)
+    statuses = {name: table.rows[name]["status"] for name in names}
+    broken = {name: status for name, status in statuses.items() if status in NOTHING_TO_GRADE}
+    answers = {name: texts for name, texts in written.items() if name not in broken}
+    page = written_page(archive, answers, broken)
     write_whole(out.with_suffix(".written.md"), page.encode("utf8"))
 
 
@@ -504,25 +616,46 @@ def _graded(grader: Grader, left: list[Submission]) -> Iterator[dict[str, Any]]:
             raise
 
 
-def load_archive(name: str | None, folder: Path = make.OUT / "autograder") -> dict[str, Any]:
-    """Return the private list of an assignment from what `make assignments` wrote.
+def load_archives(folder: Path = make.OUT / "autograder") -> dict[str, dict[str, Any]]:
+    """Return the private lists of all assignments, from what `make assignments` wrote.
 
     Args:
-        name: The assignment; None if there is only one.
         folder: The folder with the archives.
+
+    Raises:
+        GradingError: There is none, or one that cannot be read.
+    """
+    paths = sorted(folder.glob("*.zip"))
+    if not paths:
+        raise GradingError("there is no archive to grade with: run 'make assignments' first")
+    return {path.stem: _load(path) for path in paths}
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        # In one piece: what another process puts in its place meanwhile is for the next run.
+        with zipfile.ZipFile(io.BytesIO(path.read_bytes())) as archive:
+            return json.loads(archive.read("assignment.json"))
+    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        why = " ".join(str(error).split())[:100] or type(error).__name__
+        raise GradingError(f"{path} cannot be read ({why}): run 'make assignments' again") from None
+
+
+def choose(archives: dict[str, dict[str, Any]], name: str | None) -> dict[str, Any]:
+    """Return the list of the assignment that is to be graded.
+
+    Args:
+        archives: The lists of all.
+        name: The assignment; None if there is only one.
 
     Raises:
         GradingError: There is none of this name, or several to choose from.
     """
-    found = {path.stem: path for path in sorted(folder.glob("*.zip"))}
-    if not found:
-        raise GradingError("there is no archive to grade with: run 'make assignments' first")
-    if name is None and len(found) > 1:
-        raise GradingError(f"name the assignment, ASSIGNMENT=... , one of {', '.join(found)}")
-    if name is not None and name not in found:
-        raise GradingError(f"no assignment '{name}': one of {', '.join(found)} is needed")
-    with zipfile.ZipFile(found[name or next(iter(found))]) as archive:
-        return json.loads(archive.read("assignment.json"))
+    if name is None and len(archives) > 1:
+        raise GradingError(f"name the assignment, ASSIGNMENT=... , one of {', '.join(archives)}")
+    if name is not None and name not in archives:
+        raise GradingError(f"no assignment '{name}': one of {', '.join(archives)} is needed")
+    return archives[name or next(iter(archives))]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -535,8 +668,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="decides the random instances")
     args = parser.parse_args(argv)
     try:
-        archive = load_archive(args.assignment)
-        options = {"seed": args.seed, "workers": args.workers}
+        archives = load_archives()
+        archive = choose(archives, args.assignment)
+        others = [each for each in archives.values() if each is not archive]
+        options = {"others": others, "seed": args.seed, "workers": args.workers}
         grade_folder(args.submissions, args.out, archive, **options)
     except (GradingError, sources.SourceError, OSError) as error:
         print(error, file=sys.stderr)

@@ -52,9 +52,7 @@ def make(source: Path, out: Path, data: list[str] | None = None) -> list[Path]:
         ),
     }
     for name, content in files.items():
-        path = out / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+        views.put(out / name, content)
     return [out / name for name in files]
 
 
@@ -63,7 +61,7 @@ def _drop_others(out: Path, names: set[str]) -> None:
     for folder, ending in (("student", "ipynb"), ("solution", "ipynb"), ("autograder", "zip")):
         for path in (out / folder).glob(f"*.{ending}"):
             if path.stem not in names:
-                path.unlink()
+                path.unlink(missing_ok=True)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -2,6 +2,7 @@
 
 import math  # noqa: F401 (for the tests that follow)
 
+import numpy as np
 import torch
 
 
@@ -24,8 +25,13 @@ def shaped(name, value, *shape):
     assert torch.isfinite(value).all(), f"{name} has NaN or infinite entries"
 
 
+def tensor(value):
+    """Return any array or list of numbers as a tensor; torch itself refuses reversed arrays."""
+    return value if isinstance(value, torch.Tensor) else torch.as_tensor(np.asarray(value).copy())
+
+
 def close(name, value, expected, hint):
     """Stop with a helpful line unless `value` agrees with `expected` to seven digits."""
-    value, expected = torch.as_tensor(value).double(), torch.as_tensor(expected).double()
+    value, expected = tensor(value).double(), tensor(expected).double()
     error = float((value - expected).norm() / (expected.norm() + 1e-300))
     assert error < 1e-7, f"{name} is off by a relative {error:.1e}. {hint}"

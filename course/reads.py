@@ -34,10 +34,7 @@ def data_read(assignment: Assignment, kept: Path) -> list[str]:
             return stored["data"]
     print(f"{assignment.stem}: running its solution, to see what data it reads", flush=True)
     data = list(_run(assignment.stem, notebook))
-    kept.mkdir(parents=True, exist_ok=True)
-    part = store.with_suffix(".part")
-    part.write_text(json.dumps({"key": key, "data": data}), encoding="utf8")
-    part.replace(store)
+    views.put(store, json.dumps({"key": key, "data": data}).encode("utf8"))
     return data
 
 

@@ -1,6 +1,8 @@
 """The process in which submissions run: it knows no test and no expected value.
 
-    python -I -B course/runner.py LIBRARY_FOLDERS      then one job a line on standard input
+    python -I -B course/runner.py PACKAGE_FOLDER DATA_FOLDER WITHHELD_NAMES...
+
+and then one job a line on standard input.
 
 The libraries are imported once; each job is then a copy of this process (a fork) that confines
 itself to one folder, runs the notebook found there, calls its functions with the arguments found
@@ -20,12 +22,14 @@ import signal
 import sys
 import time
 import types
+from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import confine
 import plain
+import withheld
 
 NOTEBOOK, CALLS, ANSWERS, LOG = "submission.ipynb", "calls.json", "answers.jsonl", "output.log"
 #: The first line of the cell that writes the public tests; graded is without them.
@@ -48,7 +52,7 @@ class TooMuchOutput(BaseException):
 # --- in the copy -------------------------------------------------------------------------------
 
 
-def run_job(folder: str, limits: dict[str, Any], readable: list[str], withheld: list[str]) -> None:
+def run_job(folder: str, limits: dict[str, Any], readable: list[str]) -> None:
     """Run the submission in `folder`, write its answers there, and end this process."""
     confine.die_with_parent()
     os.setsid()
@@ -67,19 +71,18 @@ def run_job(folder: str, limits: dict[str, Any], readable: list[str], withheld: 
         seconds=int(limits["seconds"]) + 5,
         file_size=limits["output"],
     )
-    _Job(folder, limits, withheld).run()
+    _Job(folder, limits).run()
     # Threads, and what was registered to run at the end, must not keep the process alive.
     os._exit(0)
 
 
 class _Job:
-    def __init__(self, folder: str, limits: dict[str, Any], withheld: list[str]):
+    def __init__(self, folder: str, limits: dict[str, Any]):
         self.folder, self.limits = folder, limits
         self.answers = os.path.join(folder, ANSWERS)
         with open(os.path.join(folder, CALLS), encoding="utf8") as handle:
             self.calls = json.load(handle)
         signal.signal(signal.SIGALRM, _too_long)
-        _withhold(withheld)
 
     def run(self) -> None:
         namespace = _namespace()
@@ -99,12 +102,8 @@ class _Job:
         self._write(done=True)
 
     def _cells(self) -> list[tuple[int, str]]:
-        try:
-            with open(os.path.join(self.folder, NOTEBOOK), encoding="utf8") as handle:
-                return list(enumerate_code(json.load(handle)))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            self._write(broken="this file is no notebook")
-            return []
+        with open(os.path.join(self.folder, NOTEBOOK), encoding="utf8") as handle:
+            return list(enumerate_code(json.load(handle)))
 
     def _try(self, seconds: float, function: Any, *arguments: Any) -> tuple[Any, str]:
         """Return what a function gives, or None and what went wrong, in one line."""
@@ -226,29 +225,6 @@ def _namespace() -> dict[str, Any]:
     return module.__dict__
 
 
-def _withhold(names: list[str]) -> None:
-    """Replace functions which an assignment asks for by one that says so, wherever they are."""
-    for name in names:
-        path, _, last = name.rpartition(".")
-        try:
-            owner = importlib.import_module(path)
-        except ModuleNotFoundError:
-            path, _, attribute = path.rpartition(".")
-            owner = getattr(importlib.import_module(path), attribute)
-        original = getattr(owner, last)
-
-        def instead(*args: Any, _name: str = last, **kwargs: Any) -> None:
-            raise RuntimeError(f"{_name} of lowgrad_utils is switched off here: write it yourself")
-
-        if isinstance(owner, type):
-            setattr(owner, last, instead)
-            continue
-        modules = [m for n, m in sys.modules.items() if n.startswith("lowgrad_utils")]
-        for module in modules:
-            for key in [k for k, v in vars(module).items() if v is original]:
-                setattr(module, key, instead)
-
-
 # --- in the process that watches ---------------------------------------------------------------
 
 
@@ -332,8 +308,16 @@ def _try_confining(readable: list[str]) -> str:
         return handle.read()
 
 
-def serve(readable: list[str]) -> None:
-    """Import the libraries, then run the jobs that arrive, one a line, until there are no more."""
+def serve(package: Path, data: str, names: list[str]) -> None:
+    """Import the libraries, then run the jobs that arrive, one a line, until there are no more.
+
+    Args:
+        package: The folder of the package.
+        data: The folder of its data.
+        names: The functions and classes of the package that submissions do without.
+    """
+    readable = [data, *withheld.readable_files(package)]
+    withheld.install(package, names)
     for name in LIBRARIES:
         importlib.import_module(name)
     import torch
@@ -348,7 +332,7 @@ def serve(readable: list[str]) -> None:
         child = os.fork()
         if child == 0:
             try:
-                run_job(job["folder"], job["limits"], readable, job["withheld"])
+                run_job(job["folder"], job["limits"], readable)
             except BaseException as error:
                 os.write(2, f"{type(error).__name__}: {error}\n".encode())
             finally:
@@ -358,4 +342,4 @@ def serve(readable: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1:])
+    serve(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])

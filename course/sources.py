@@ -3,7 +3,8 @@
 A source is a script in cells, as VS Code, PyCharm, Spyder and jupytext read it: one file, in
 which a question stands beside its solution, tests, rubric and the wrong answers students give.
 
-    # %% assignment                     settings, as TOML in comments: title, minutes, withheld
+    # %% assignment                     settings, as TOML in comments: title, the minutes that each
+                                        question takes, withheld
     # %% [markdown]                     text for everybody
     # %%                                code for everybody
     # %% answer q1                      code with gaps between BEGIN SOLUTION and END SOLUTION
@@ -15,6 +16,11 @@ which a question stands beside its solution, tests, rubric and the wrong answers
                                         earn all points; it may answer several questions anew
     # %% [markdown] written w1 3        a written answer: model answer between BEGIN and END
                                         SOLUTION, rubric between BEGIN and END RUBRIC
+    # %% [markdown] further             from here on questions are for those who want more, and its
+                                        text says about what; what stands before is the core
+
+Text asks a question q1 with the words **Question q1.**, to which its points and minutes are added.
+The core takes 2 to 4 hours, and nothing in it may need what comes after it.
 
 Why not otter-grader's own format: its hidden tests run in the submission's process, where an
 answer can lie to them, and travel to every machine that grades; its student notebooks install
@@ -34,7 +40,9 @@ GAP = re.compile(
     r"^(?P<indent>[ \t]*)(?:# )?BEGIN SOLUTION\n(?P<inside>.*?)^[ \t]*(?:# )?END SOLUTION\n?",
     re.DOTALL | re.MULTILINE,
 )
+ASKED = re.compile(r"\*\*Question (\w+)\.\*\*")
 LEAST_WRONG_ANSWERS = 3
+CORE_MINUTES = (120, 240)
 
 
 class SourceError(Exception):
@@ -47,7 +55,7 @@ class Cell:
 
     Attributes:
         kind: "markdown", "code", "assignment", "answer", "public", "hidden", "wrong", "right",
-            "written".
+            "written", "further".
         text: Its text, without the comment signs if it is Markdown.
         line: The line of its head.
         name: The question, or "common".
@@ -69,7 +77,7 @@ class Assignment:
 
     Attributes:
         stem: The file's name without suffix.
-        settings: Title, minutes, withheld.
+        settings: Title, minutes of each question, withheld.
         cells: Its cells in order.
     """
 
@@ -91,6 +99,23 @@ class Assignment:
     def written(self) -> dict[str, float]:
         """Points of each written answer, in order."""
         return {cell.name: cell.points for cell in self.of_kind("written")}
+
+    @property
+    def further(self) -> list[str]:
+        """The questions and written answers that are not of the core, in order."""
+        kinds = [cell.kind for cell in self.cells]
+        after = self.cells[kinds.index("further") :] if "further" in kinds else []
+        return [cell.name for cell in after if cell.kind in ("answer", "written")]
+
+    @property
+    def core(self) -> list[str]:
+        """The questions and written answers of the assignment itself, in order."""
+        asked = [cell.name for cell in self.cells if cell.kind in ("answer", "written")]
+        return [name for name in asked if name not in self.further]
+
+    def minutes(self, names: list[str]) -> int:
+        """How long some of the questions take, in minutes."""
+        return sum(self.settings["minutes"][name] for name in names)
 
 
 def read(path: Path) -> Assignment:
@@ -137,7 +162,7 @@ def _cell(line: int, head: str, body: str) -> Cell:
         if any(row.strip() for row in wrong):
             raise SourceError("a line of Markdown must start with '#'")
         body = re.sub(r"^# ?", "", body, flags=re.MULTILINE)
-    if words in ("", "assignment"):
+    if words in ("", "assignment") or (words == "further" and markdown):
         return Cell(words or ("markdown" if markdown else "code"), body, line)
     named = NAMED.fullmatch(words)
     if not named or markdown != (named["kind"] == "written"):
@@ -173,6 +198,7 @@ def _problems(assignment: Assignment):
             yield f", line {cell.line}: no rubric between BEGIN RUBRIC and END RUBRIC"
         if cell.kind in ("markdown", "code") and "SOLUTION" in cell.text:
             yield f", line {cell.line}: this solution, outside of an answer, would be handed out"
+    yield from _problems_of_time(assignment, names)
     for name, points in assignment.questions.items():
         for kind, least in (("public", 1), ("hidden", 1), ("wrong", LEAST_WRONG_ANSWERS)):
             if len(assignment.of_kind(kind, name)) < least:
@@ -180,3 +206,22 @@ def _problems(assignment: Assignment):
         for cell in assignment.of_kind("wrong", name):
             if not 0 < cell.points <= points:
                 yield f", line {cell.line}: it cannot lose {cell.points:g} of {points:g} points"
+
+
+def _problems_of_time(assignment: Assignment, names: list[str]):
+    minutes = assignment.settings["minutes"]
+    if not isinstance(minutes, dict) or set(minutes) != set(names):
+        yield f": minutes must name each of {', '.join(names)}, and no other"
+        return
+    if not all(type(each) is int and each > 0 for each in minutes.values()):
+        yield ": minutes must be whole numbers above 0"
+    text = [c for c in assignment.cells if c.kind in ("markdown", "further")]
+    asked = [name for cell in text for name in ASKED.findall(cell.text)]
+    if sorted(asked) != sorted(names):
+        missing = sorted(set(names) ^ set(asked)) or sorted(asked)
+        yield f": text must say '**Question NAME.**' once for each, look at {', '.join(missing)}"
+    if len(assignment.of_kind("further")) > 1:
+        yield f", line {assignment.of_kind('further')[1].line}: the second cell 'further'"
+    total, (least, most) = assignment.minutes(assignment.core), CORE_MINUTES
+    if not least <= total <= most:
+        yield f": its core takes {total} minutes, but {least} to {most} are needed"

@@ -2,11 +2,12 @@
 
 import hashlib
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
 
-from sources import GAP, Assignment, Cell
+from sources import ASKED, GAP, Assignment, Cell
 
 OTTER = "otter-grader==7.0.0"
 ROOT = Path(__file__).resolve().parent.parent
@@ -15,6 +16,12 @@ PUBLIC_HELPERS = Path(__file__).with_name("public_helpers.py")
 RUBRIC = re.compile(r"^BEGIN RUBRIC\n(.*?)^END RUBRIC\n?", re.DOTALL | re.MULTILINE)
 TODO = "...  # your code here"
 WRITE_HERE = "_Write your answer here, in place of this line._"
+FURTHER = """## Further questions
+
+Here the assignment itself ends. The questions that follow are for those who want more. They have
+points of their own, which are counted beside those of the core; nothing above needs them, and what
+you leave open costs nothing. (Cells that need an open answer fail. That costs nothing either.)
+"""
 HAND_IN = """## Handing in
 
 Run all cells once more from the top (*Runtime > Restart and run all* in Colab, *Kernel > Restart
@@ -71,10 +78,13 @@ def notebook(assignment: Assignment, solved: bool, replaced: dict[str, str] | No
 
     for number, cell in enumerate(assignment.cells):
         name = f"{cell.kind}-{cell.name or number}"
-        if cell.kind in ("markdown", "code"):
-            add(cell.kind, cell.text, name)
+        if cell.kind == "code":
+            add("code", cell.text, name)
+        elif cell.kind in ("markdown", "further"):
+            head = f"{FURTHER}\n" if cell.kind == "further" else ""
+            add("markdown", head + _asked(assignment, cell.text), name)
         elif cell.kind == "answer":
-            text = (replaced or {}).get(cell.name) or (_filled(cell) if solved else _stub(cell))
+            text = (replaced or {}).get(cell.name) or (_filled(cell) if solved else stub(cell))
             add("code", text, name)
         elif cell.kind == "written":
             add("markdown", _written(cell, solved), name)
@@ -92,7 +102,8 @@ def notebook(assignment: Assignment, solved: bool, replaced: dict[str, str] | No
     return {"cells": cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
 
 
-def _stub(cell: Cell) -> str:
+def stub(cell: Cell) -> str:
+    """Return the code of an answer with its gap open, as students get it."""
     return GAP.sub(lambda gap: f"{gap['indent']}{TODO}\n", cell.text)
 
 
@@ -122,18 +133,76 @@ def rubric(cell: Cell) -> str:
     return RUBRIC.search(cell.text)[1].strip()
 
 
+def _asked(assignment: Assignment, text: str) -> str:
+    """Say beside each question what it is worth, how long it takes, and if it is a further one."""
+    points = {**assignment.questions, **assignment.written}
+
+    def head(question: re.Match) -> str:
+        name = question[1]
+        kind = "Further question" if name in assignment.further else "Question"
+        worth, minutes = worded(points[name], "point"), assignment.minutes([name])
+        return f"**{kind} {name}** ({worth}, {minutes} minutes)."
+
+    return ASKED.sub(head, text)
+
+
+def hours(minutes: int) -> str:
+    """Return a time in hours, to the next half.
+
+    Example:
+        >>> hours(205), hours(230), hours(40)
+        ('3½ hours', '4 hours', '½ hour')
+    """
+    halves = max(1, round(minutes / 30))
+    text = ("" if halves == 1 else str(halves // 2)) + ("½" if halves % 2 else "")
+    return f"{text} hour{'s' if halves > 2 else ''}"
+
+
+def worded(count: float, word: str) -> str:
+    """Return a number with its word in the singular or the plural.
+
+    Example:
+        >>> worded(1.0, "point"), worded(2.5, "point")
+        ('1 point', '2.5 points')
+    """
+    return f"{count:g} {word}{'' if count == 1 else 's'}"
+
+
+def extent(assignment: Assignment, names: list[str]) -> str:
+    """Return how long some of the questions take, and what they are worth, in a few words.
+
+    Args:
+        assignment: The assignment.
+        names: The questions and written answers, such as those of its core.
+    """
+    parts = []
+    for word, group in (("question", assignment.questions), ("answer", assignment.written)):
+        points = [group[name] for name in names if name in group]
+        parts += [worded(len(points), word), worded(sum(points), "point")] if points else []
+    return f"{hours(assignment.minutes(names))}: {', '.join(parts)}" if parts else "none"
+
+
 def _points(assignment: Assignment) -> str:
-    rows = [*assignment.questions.items(), *assignment.written.items()]
-    total = sum(points for _, points in rows)
-    names = " | ".join(name for name, _ in rows)
-    values = " | ".join(f"{points:g}" for _, points in rows)
-    minutes = assignment.settings["minutes"]
+    parts = [
+        "**Points and time.** Questions q are code, graded by tests; answers w are a few sentences "
+        "of yours. Fill the gaps marked `...  # your code here`, keep names and arguments of the "
+        "functions, and keep the first line of each answer's cell.",
+        _table(assignment, "The assignment", assignment.core),
+    ]
+    if assignment.further:
+        title = "Further questions, at the end, for those who want more"
+        parts.append(_table(assignment, title, assignment.further))
+    return "\n\n".join(parts)
+
+
+def _table(assignment: Assignment, title: str, names: list[str]) -> str:
+    points = {**assignment.questions, **assignment.written}
+    total, minutes = sum(points[name] for name in names), assignment.minutes(names)
     return (
-        f"**Points** ({total:g} in all; about {minutes // 60} to {minutes // 60 + 1} hours)\n\n"
-        f"| | {names} |\n|---|{'---|' * len(rows)}\n| points | {values} |\n\n"
-        "Questions q are code, graded by tests; answers w are a few sentences of yours. Fill the "
-        "gaps marked `...  # your code here`, keep names and arguments of the functions, and keep "
-        "the first line of each answer's cell."
+        f"{title}: {worded(total, 'point')}, about {hours(minutes)}.\n\n"
+        f"| | {' | '.join(names)} |\n|---|{'---|' * len(names)}\n"
+        f"| points | {' | '.join(f'{points[name]:g}' for name in names)} |\n"
+        f"| minutes | {' | '.join(str(assignment.minutes([name])) for name in names)} |"
     )
 
 
@@ -177,6 +246,8 @@ def autograder(assignment: Assignment) -> dict[str, Any]:
         "title": assignment.settings["title"],
         "withheld": assignment.settings.get("withheld", []),
         "questions": assignment.questions,
+        "functions": {name: name_of_answer(assignment, name) for name in assignment.questions},
+        "further": assignment.further,
         "written": {
             cell.name: {
                 "points": cell.points,
@@ -198,6 +269,25 @@ def as_file(notebook_or_archive: dict[str, Any]) -> bytes:
     """Return the bytes of a notebook or of the private archive's list."""
     text = json.dumps(notebook_or_archive, indent=1, ensure_ascii=False) + "\n"
     return text.encode("utf8")
+
+
+def put(path: Path, content: bytes) -> None:
+    """Write a file aside and move it into place, so that nobody ever reads a part of it.
+
+    Several processes may do so at once; the last one stays.
+
+    Args:
+        path: The file; its folder is made if it is missing.
+        content: What it shall hold.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        aside.write_bytes(content)
+        aside.replace(path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
 
 
 def digest(content: bytes) -> str:

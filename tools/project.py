@@ -397,10 +397,39 @@ def assignments():
 
 
 def grade(arguments):
-    """Grade a folder of submissions with archives made just now; return the exit status."""
+    """Grade a folder of submissions with archives made just now; return the exit status.
+
+    Raises:
+        Stop: It is not said which assignment, or which there is none of.
+    """
+    check_grading(arguments)
     # Archives that are older than their sources would grade by yesterday's tests.
     status = assignments()
     return status or run_in_environment(os.path.join("course", "grade.py"), *arguments)
+
+
+def check_grading(arguments):
+    """Stop before anything is made if the arguments cannot be graded by.
+
+    Args:
+        arguments: Those of course/grade.py, which says what they mean.
+
+    Raises:
+        Stop: The assignment is not named, or there is none of that name, or no such folder.
+    """
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("submissions")
+    parser.add_argument("out")
+    parser.add_argument("--assignment")
+    given = parser.parse_known_args(arguments)[0]
+    names = os.listdir(os.path.join(ROOT, "assignments"))
+    known = sorted(name[: -len(".py")] for name in names if name.endswith(".py"))
+    if given.assignment is None and len(known) > 1:
+        raise Stop("Name the assignment, ASSIGNMENT=... , one of " + ", ".join(known))
+    if given.assignment is not None and given.assignment not in known:
+        raise Stop(f"No assignment '{given.assignment}': one of {', '.join(known)} is needed")
+    if not os.path.isdir(os.path.join(ROOT, given.submissions)):
+        raise Stop(f"No folder {given.submissions}: name the one with the submissions")
 
 
 def colab(arguments):

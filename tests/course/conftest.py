@@ -21,7 +21,7 @@ def assignments():
 
 @pytest.fixture(scope="session")
 def graders(assignments):
-    """A grader for each assignment; the process behind it starts with the first submission."""
+    """A grader for each assignment; the process behind each starts with its first submission."""
     import confine
     import grade
     import views
@@ -33,9 +33,6 @@ def graders(assignments):
         name: grade.Grader(views.autograder(assignment), limits=LIMITS)
         for name, assignment in assignments.items()
     }
-    # One process serves them all: starting one takes seconds.
-    for each in made.values():
-        each.runners = next(iter(made.values())).runners
     yield made
     for each in made.values():
         each.__exit__()

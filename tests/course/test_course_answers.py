@@ -126,8 +126,89 @@ def test_students_get_nothing_hidden(name, assignments):
 
 def test_total_and_table_of_points(assignments):
     for assignment in assignments.values():
-        total = sum(assignment.questions.values()) + sum(assignment.written.values())
+        points = {**assignment.questions, **assignment.written}
         text = views.notebook(assignment, solved=False)["cells"][1]["source"]
-        assert f"({total:g} in all" in text
+        assert f"The assignment: {sum(points[n] for n in assignment.core):g} points" in text
+        if assignment.further:
+            beside = sum(points[name] for name in assignment.further)
+            assert f"for those who want more: {beside:g} points" in text
         assert 6 <= len(assignment.questions) <= 8
-        assert 120 <= assignment.settings["minutes"] <= 240
+
+
+WITH_MORE = [path.stem for path in SOURCES if sources.read(path).further]
+
+
+def _core_alone(assignment):
+    """The solution with its experiments, further gaps as they were handed out."""
+    stubs = {
+        cell.name: views.stub(cell)
+        for cell in assignment.of_kind("answer")
+        if cell.name in assignment.further
+    }
+    return views.notebook(assignment, solved=True, replaced=stubs), list(stubs)
+
+
+@pytest.mark.parametrize("name", WITH_MORE)
+def test_core_without_the_further_questions_earns_its_points(name, assignments, graders):
+    assignment = assignments[name]
+    notebook, opened = _core_alone(assignment)
+    row = graders[name].grade(submission(notebook))
+    full = {n: 0 if n in opened else points for n, points in assignment.questions.items()}
+    assert _points(row, assignment) == full, row["message"]
+    # No cell of the core failed, and nothing is said of cells that need what is open.
+    assert row["message"] == f"left open: {', '.join(opened)}"
+    # The core with a gap of its own is another matter.
+    first = next(iter(assignment.questions))
+    cell = next(c for c in notebook["cells"] if c["id"] == f"answer-{first}")
+    cell["source"] = views.stub(assignment.of_kind("answer", first)[0])
+    row = graders[name].grade(submission(notebook))
+    assert float(row[first]) == 0
+    assert f"left open: {first}, {', '.join(opened)}" in row["message"]
+
+
+REVERSED = """
+import types
+import numpy as np
+import torch
+
+def turned(value):
+    if isinstance(value, torch.Tensor):
+        value = value.detach().numpy()
+    if isinstance(value, np.ndarray) and value.ndim:
+        return np.flip(np.flip(value).copy())
+    if isinstance(value, dict):
+        return {key: turned(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(turned(each) for each in value)
+    return value
+
+def with_turned(function, kept):
+    # It calls the others as they were.
+    alone = types.FunctionType(function.__code__, kept, function.__name__, function.__defaults__)
+    return lambda *args, **kwargs: turned(alone(*args, **kwargs))
+
+kept = dict(globals())
+for name in NAMES:
+    globals()[name] = with_turned(globals()[name], kept)
+"""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_reversed_arrays_are_right_answers(name, assignments, graders):
+    functions = [views.name_of_answer(assignments[name], n) for n in assignments[name].questions]
+    notebook = with_cell(answers_only(assignments[name]), f"NAMES = {functions}\n{REVERSED}")
+    row = graders[name].grade(submission(notebook))
+    assert _points(row, assignments[name]) == assignments[name].questions, row["message"]
+
+
+def test_public_tests_take_reversed_arrays_where_arrays_may_be_returned(assignments):
+    assignment, space = assignments["break-a-claim"], {"grader": None}
+    exec(views.PUBLIC_HELPERS.read_text(encoding="utf8"), space)
+    for cell in assignment.of_kind("code")[:1] + assignment.of_kind("answer"):
+        exec(cell.text, space)
+    functions = [views.name_of_answer(assignment, name) for name in assignment.questions]
+    exec(f"NAMES = {functions}\n{REVERSED}", space)
+    strides = [s for a in space["setup"](0.5, 16, 3).values() for s in getattr(a, "strides", ())]
+    assert min(strides) < 0
+    for cell in assignment.of_kind("public"):
+        exec(cell.text, dict(space))

@@ -85,6 +85,7 @@ def test_points_given_by_hand_stay_and_count(batch):
     assert run() == []
     row = _rows(out)["ada.ipynb"]
     assert (row["w1"], row["adjust"], row["note"], row["total"]) == ("2.5", "-1", "late", "30.5")
+    assert row["core"] == "30.5"
     # Another file means other written answers: what was given for the old ones is void.
     text = (folder / "ada.ipynb").read_text()
     (folder / "ada.ipynb").write_text(text.replace(views.WRITE_HERE, "Rank one.", 1))
@@ -164,7 +165,8 @@ def test_batch_goes_on_after_a_kill(tmp_path, assignments):
         "import sys\n"
         f"sys.path.insert(0, {str(ROOT / 'course')!r})\n"
         "import grade\nfrom pathlib import Path\n"
-        f"archive = grade.load_archive(None, Path({str(tmp_path / 'autograder')!r}))\n"
+        f"archives = grade.load_archives(Path({str(tmp_path / 'autograder')!r}))\n"
+        "archive = grade.choose(archives, None)\n"
         f"grade.grade_folder(Path({str(folder)!r}), Path({str(out)!r}), archive)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE)
@@ -223,15 +225,19 @@ def test_runner_that_dies_is_started_again(assignments, graders):
 
 def test_every_archive_is_chosen_by_name(tmp_path):
     with pytest.raises(grade.GradingError, match="run 'make assignments' first"):
-        grade.load_archive(None, tmp_path)
+        grade.load_archives(tmp_path)
     make.make(ROOT / "assignments" / f"{NAME}.py", tmp_path)
     folder = tmp_path / "autograder"
-    assert grade.load_archive(None, folder)["stem"] == NAME
+    archives = grade.load_archives(folder)
+    assert grade.choose(archives, None)["stem"] == NAME
     with pytest.raises(grade.GradingError, match=f"one of {NAME} is needed"):
-        grade.load_archive("other", folder)
+        grade.choose(archives, "other")
     (folder / "other.zip").write_bytes((folder / f"{NAME}.zip").read_bytes())
     with pytest.raises(grade.GradingError, match="name the assignment"):
-        grade.load_archive(None, folder)
+        grade.choose(grade.load_archives(folder), None)
+    (folder / "other.zip").write_bytes((folder / f"{NAME}.zip").read_bytes()[:20_000])
+    with pytest.raises(grade.GradingError, match=r"other\.zip cannot be read .*make assignments"):
+        grade.load_archives(folder)
 
 
 @pytest.mark.parametrize("made", [False, True])

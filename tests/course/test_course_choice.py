@@ -17,7 +17,7 @@ MISTAKES = {
         ("q2", 2, 'torch.linalg.svdvals(case["W"])[0] ** 2', 'case["W"].norm() ** 2'),
         ("q3", 3, "(slopes - 0.5)", "slopes"),
         ("q4", 1, "turned((1 - dial) * W + dial * q)", "(1 - dial) * W + dial * q"),
-        ("q5", 1, "[seed, 1]).standard_normal(case", "[seed, 1]).uniform(size=case"),
+        ("q8", 1, "[seed, 1]).standard_normal(case", "[seed, 1]).uniform(size=case"),
     ],
     "tails": [
         ("q2", 2, 'abs(case["noise"])', 'case["noise"]'),
@@ -29,26 +29,26 @@ MISTAKES = {
         ("q2", 2, 'abs(case["a"].sum())', 'case["a"].sum()'),
         ("q3", 3, '@ case["a"] / len(case["a"])', '@ case["a"] / len(case["a"]) ** 0.5'),
         ("q4", 1, "stream) < dial\n    return", "stream) < dial / 2\n    return"),
-        ("q5", 1, 'torch.where(flipped, fresh, case["a"])', 'torch.where(flipped, 1.0, case["a"])'),
+        ("q8", 1, 'torch.where(flipped, fresh, case["a"])', 'torch.where(flipped, 1.0, case["a"])'),
     ],
     "one-sign": [
         ("q2", 1, "0.5 - 0.5 * r.sum() / r.abs().sum()", "(r < 0).double().mean()"),
         ("q3", 3, "(ends.min() - low)", "(0 - low)"),
         ("q4", 2, "zeta=n**0.375", "zeta=n**0.25"),
-        ("q5", 1, "+ 2 * dial * other", "- 2 * dial * other"),
+        ("q8", 1, "+ 2 * dial * other", "- 2 * dial * other"),
     ],
     "classes": [
         ("q3", 3, "within / len(own) / C", "within / n"),
         ("q3", 3, "within / len(own) / C", "within / (len(own) - 1) / C"),
         ("q4", 1, "round(0.6 * dial * n)", "round(dial * n)"),
-        ("q5", 1, "torch.where(share, 3 - case", "torch.where(share, 0 * case"),
+        ("q8", 1, "torch.where(share, 3 - case", "torch.where(share, 0 * case"),
     ],
     "centres": [
         ("q2", 2, "(torch.softmax(case", "(torch.softmax(2 * case"),
         ("q3", 3, "p[:, k].sqrt()", "p[:, k]"),
         ("q3", 3, "if k != c:", "if k >= 0:"),
         ("q4", 1, '"B": dial * B', '"B": (1 + dial) * B'),
-        ("q5", 1, "torch.ones(4, 1).double()", "torch.arange(4.0)[:, None].double()"),
+        ("q8", 1, "torch.ones(4, 1).double()", "torch.arange(4.0)[:, None].double()"),
     ],
 }
 CASES = [
@@ -84,7 +84,7 @@ def test_claim_outside_of_the_list_is_told_so(assignments, graders):
     text = _right_answers(assignment, "tails").replace('"tails"', '"lrg.fig-1"')
     found, message = _row(assignment, graders[NAME], text)
     assert "'lrg.fig-1', none of the list" in message
-    assert {name for name, points in found.items() if points} == {"q6", "q7", "q8"}
+    assert {name for name, points in found.items() if points} == {"q5", "q6", "q7"}
 
 
 def test_every_claim_has_a_right_answer(assignments):

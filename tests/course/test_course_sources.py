@@ -2,6 +2,7 @@
 
 import doctest
 import json
+import re
 
 import confine
 import grade
@@ -15,19 +16,23 @@ import runner
 import sources
 import torch
 import views
+import withheld
 from course_examples import ROOT, SOURCES
 
 PAGE = ROOT / "instructors.md"
 
 GOOD = '''# %% assignment
 # title = "Small"
-# minutes = 120
+# minutes = {q1 = 100, w1 = 20, w2 = 10}
 
 # %% [markdown]
 # # Small
 
 # %%
 import torch
+
+# %% [markdown]
+# **Question q1.** Write `f`. **Question w1.** Why?
 
 # %% answer q1
 def f(x):
@@ -65,6 +70,20 @@ def f(x):
 # BEGIN RUBRIC
 # - 1.5 points: a reason
 # END RUBRIC
+
+# %% [markdown] further
+# More.
+
+# %% [markdown]
+# **Question w2.** Why not?
+
+# %% [markdown] written w2 1
+# BEGIN SOLUTION
+# Nobody knows.
+# END SOLUTION
+# BEGIN RUBRIC
+# - 1 point: so it is
+# END RUBRIC
 '''
 
 
@@ -77,8 +96,10 @@ def _read(tmp_path, text):
 def test_small_source_is_read(tmp_path):
     assignment = _read(tmp_path, GOOD)
     assert assignment.questions == {"q1": 2.0}
-    assert assignment.written == {"w1": 1.5}
-    (cell,) = assignment.of_kind("written")
+    assert assignment.written == {"w1": 1.5, "w2": 1.0}
+    assert (assignment.core, assignment.further) == (["q1", "w1"], ["w2"])
+    assert (assignment.minutes(assignment.core), assignment.minutes(["w2"])) == (120, 10)
+    (cell,) = assignment.of_kind("written", "w1")
     assert views.model_answer(cell) == "Because."
     assert views.rubric(cell) == "- 1.5 points: a reason"
 
@@ -86,18 +107,34 @@ def test_small_source_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("# %% public q1", "# %% pubic q1", "line 18: unknown kind of cell"),
-        ("# %% public q1", "# %% public q7", "line 18: there is no question 'q7'"),
+        ("# %% public q1", "# %% pubic q1", "line 21: unknown kind of cell"),
+        ("# %% public q1", "# %% public q7", "line 21: there is no question 'q7'"),
         ("# %% hidden q1 2: doubles", "# %% hidden q1", "needs points and a title"),
         ("# %% wrong q1 2: halves", "# %% wrong q1 3: halves", "cannot lose 3 of 2 points"),
         ("# %% wrong q1 2: halves", "# %%", "needs at least 3"),
         ("# %% wrong q1 2: halves", "# %% right q1 2: halves", "needs a title, as in 'right q1"),
-        ("    # END SOLUTION\n", "", "line 11: no gap"),
+        ("    # END SOLUTION\n", "", "line 14: no gap"),
         ("# BEGIN RUBRIC\n", "", "no rubric"),
         ("# # Small", "Small", "line 5: a line of Markdown must start with '#'"),
         ("import torch", "# BEGIN SOLUTION", "line 8: this solution"),
-        ("# minutes = 120", "# minutes =", "line 1: "),
-        ("# minutes = 120", "", "title and minutes"),
+        ("# minutes = {", "# minutes = 3 {", "line 1: "),
+        ("# minutes = {", "# hours = {", "title and minutes"),
+        ("{q1 = 100, w1 = 20, w2 = 10}", "180", "minutes must name each of q1, w1, w2"),
+        ("w2 = 10", "w2 = 10, w3 = 5", "minutes must name each of q1, w1, w2"),
+        ("w2 = 10", "w2 = 0", "whole numbers above 0"),
+        ("q1 = 100", "q1 = 99", "core takes 119 minutes, but 120 to 240"),
+        ("q1 = 100", "q1 = 221", "core takes 241 minutes"),
+        (
+            "**Question w2.**",
+            "**Question w2**.",
+            "say '**Question NAME.**' once for each, look at w2",
+        ),
+        ("**Question w2.**", "**Question w1.**", "once for each, look at w2"),
+        (
+            "# More.",
+            "# More.\n\n# %% [markdown] further\n# Still more.",
+            "the second cell 'further'",
+        ),
         ("# %% [markdown] written w1", "# %% [markdown] written q1", "'q1' is used twice"),
         ("# %% [markdown] written w1 1.5", "# %% written w1 1.5", "unknown kind of cell"),
     ],
@@ -135,7 +172,9 @@ def test_markdown_reads_well_everywhere(source):
                 assert markdown_problems(cell["source"]) == [], cell["source"]
 
 
-@pytest.mark.parametrize("module", [confine, grade, hidden, make, plain, runner, sources, views])
+@pytest.mark.parametrize(
+    "module", [confine, grade, hidden, make, plain, runner, sources, views, withheld]
+)
 def test_examples_in_docstrings(module):
     assert doctest.testmod(module).failed == 0
 
@@ -211,8 +250,51 @@ def test_page_for_instructors_lists_it(source):
     assert len(rows) == 1, f"the table of instructors.md needs one row that names `{source.stem}`"
     (row,) = rows
     assert row.startswith(f"| {assignment.settings['title']} ")
-    for group, word in ((assignment.questions, "questions"), (assignment.written, "answers")):
-        assert f"| {len(group)} {word}, {sum(group.values()):g} points |" in row
+    parts = [views.extent(assignment, names) for names in (assignment.core, assignment.further)]
+    assert row.endswith(f" | {' | '.join(parts)} |"), parts
+
+
+def test_questions_say_what_they_are_worth_and_which_may_be_left(tmp_path):
+    cells = views.notebook(_read(tmp_path, GOOD), solved=False)["cells"]
+    texts = [cell["source"] for cell in cells if cell["cell_type"] == "markdown"]
+    assert "**Question q1** (2 points, 100 minutes). Write `f`." in texts[2]
+    assert "**Question w1** (1.5 points, 20 minutes)." in texts[2]
+    heads = [text.splitlines()[0] for text in texts]
+    further = heads.index("## Further questions")
+    assert texts[further].endswith("More.")
+    assert texts[further + 1] == "**Further question w2** (1 point, 10 minutes). Why not?"
+    assert heads[-1] == "## Handing in"
+    assert "The assignment: 3.5 points, about 2 hours." in texts[1]
+    assert "| | q1 | w1 |\n|---|---|---|\n| points | 2 | 1.5 |\n| minutes | 100 | 20 |" in texts[1]
+    assert "for those who want more: 1 point, about ½ hour." in texts[1]
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_core_takes_two_to_four_hours_and_comes_first(source):
+    assignment = sources.read(source)
+    minutes, names = assignment.settings["minutes"], assignment.core + assignment.further
+    assert 120 <= sum(minutes[name] for name in assignment.core) <= 240
+    assert list(minutes) == names == [*dict.fromkeys(names)]
+    assert set(names) == set(assignment.questions) | set(assignment.written)
+    cells = views.notebook(assignment, solved=False)["cells"]
+    heads = [n for n, c in enumerate(cells) if c["source"].startswith("## Further questions")]
+    assert len(heads) == bool(assignment.further)
+    for number, cell in enumerate(cells):
+        kind, _, name = cell["id"].partition("-")
+        if kind in ("answer", "written"):
+            assert (name in assignment.further) == bool(heads and number > heads[0])
+    for name in names:
+        kind = "Further question" if name in assignment.further else "Question"
+        asked = [c["source"] for c in cells if f"**{kind} {name}** (" in c["source"]]
+        assert len(asked) == 1
+        assert f" {minutes[name]} minutes)." in asked[0]
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_rubric_gives_the_points_of_its_question(source):
+    for cell in sources.read(source).of_kind("written"):
+        given = re.findall(r"^- (\d+(?:\.5)?) points?:", views.rubric(cell), re.MULTILINE)
+        assert sum(map(float, given)) == cell.points, cell.name
 
 
 def test_setup_cell_is_the_one_of_the_chapters():
