@@ -58,11 +58,15 @@ def _indented(text: str) -> str:
     return "".join(f"    {line}\n" if line else "\n" for line in text.splitlines())
 
 
-def _run(stem: str, notebook: dict) -> tuple[str, ...]:
+def _run(stem: str, notebook: dict, attempts: int = execute.START_ATTEMPTS) -> tuple[str, ...]:
     node, progress = nbformat.from_dict(notebook), execute.Progress()
     with tempfile.TemporaryDirectory() as folder:
         try:
             return execute.run(node, Path(folder), progress=progress)
         except Exception as error:
-            why = execute.describe_failure(stem, node, progress.index, error).splitlines()
-            raise SourceError(f"{why[0]} its solution does not run: {why[-1]}") from None
+            # Of two kernels that start at once, one may find its ports taken, and die unused.
+            never_began = isinstance(error, RuntimeError) and progress.index is None
+            if not never_began or attempts == 1:
+                why = execute.describe_failure(stem, node, progress.index, error).splitlines()
+                raise SourceError(f"{why[0]} its solution does not run: {why[-1]}") from None
+    return _run(stem, notebook, attempts - 1)

@@ -6,6 +6,7 @@ and a second run repeats only what failed or changed. `fill_cache` then hands th
 cache that Sphinx reads.
 """
 
+import atexit
 import contextlib
 import json
 import os
@@ -252,7 +253,13 @@ def run(
         reads = Path(beside, "reads")
         client = _client(notebook, folder, cell_timeout, progress)
         recording = {"LOWGRAD_DATA": str(data_folder()), "LOWGRAD_READS": str(reads)}
-        client.execute(env={**os.environ, **KERNEL_ENVIRONMENT, **recording})
+        try:
+            client.execute(env={**os.environ, **KERNEL_ENVIRONMENT, **recording})
+        except RuntimeError:
+            # A kernel that never answered is gone, yet nbclient wants to end it once more when
+            # Python ends, and then prints an AssertionError that nobody can make sense of.
+            atexit.unregister(client._cleanup_kernel)
+            raise
         names = reads.read_text(encoding="utf8").splitlines() if reads.is_file() else []
     return tuple(sorted(set(names)))
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import json
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import confine
 import grade
 import make
 import pytest
+import sources
 import views
 from course_examples import LIMITS, ROOT, answers_only, with_cell
 
@@ -280,3 +282,211 @@ def test_command_fails_in_one_line(tmp_path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_core_and_total_are_summed(tmp_path, assignments, graders):
+    name = "break-a-claim"
+    archive = views.autograder(assignments[name])
+    assert archive["further"] == ["q8", "w4"]
+    table = grade.Table(tmp_path / "grades.csv", archive)
+    row = {"submission": "ada", "status": "graded", "file": "sha-1", "assignment": name}
+    points = {question: "1" for question in archive["questions"]}
+    table.put({**row, **points}, dict.fromkeys(archive["written"], "text"))
+    table.rows["ada"].update(w1="2", w4="3", adjust="-0.5")
+    table.save(["ada"])
+    row = _rows(tmp_path / "grades.csv")["ada"]
+    # Seven questions and w1 of the core; q8 and w4 beside it. A correction counts in both.
+    assert (row["core"], row["total"]) == ("8.5", "12.5")
+
+
+@pytest.fixture
+def foreign(batch, assignments):
+    """The batch, with notebooks that are not of its assignment among the submissions."""
+    folder, out, run = batch
+    other = assignments["spikes-and-rates"]
+    notebook = answers_only(other)
+    for cell in notebook["cells"]:
+        if cell["id"] == "written-w1":
+            cell["source"] = f"{views.written_mark('w1')} (2 points).**\n\nOf the other."
+    (folder / "ben.ipynb").write_bytes(views.as_file(notebook))
+    cells = [{"cell_type": "code", "source": "print('residue', 1)"}]
+    (folder / "eve.ipynb").write_bytes(views.as_file({"cells": cells}))
+    (folder / "mad.ipynb").write_text("{'no': json")
+    (folder / "zoe.txt").write_text("I was ill.")
+    return folder, out, lambda **options: run(others=[views.autograder(other)], **options)
+
+
+def test_notebook_of_another_assignment_is_told_in_one_line(foreign):
+    _, out, run = foreign
+    run()
+    rows = _rows(out)
+    assert rows["ada.ipynb"]["total"] == "29"
+    assert rows["ben.ipynb"]["status"] == "another assignment"
+    assert rows["ben.ipynb"]["message"] == (
+        "this seems to be the notebook of 'Spikes and rates' (spikes-and-rates), "
+        "not of 'The gradient and its pieces' (gradient-pieces)"
+    )
+    assert rows["eve.ipynb"]["status"] == "no assignment"
+    assert rows["eve.ipynb"]["message"].startswith("it defines none of residue, layer_gradient,")
+    assert rows["mad.ipynb"]["message"] == "this file is no notebook, or one without cells"
+    for name in ("ben.ipynb", "eve.ipynb", "mad.ipynb", "zoe.txt"):
+        assert (rows[name]["total"], rows[name]["core"], rows[name]["w1"]) == ("0", "0", "0")
+
+
+def test_broken_submissions_are_listed_once_on_the_page_of_written_answers(foreign):
+    _, out, run = foreign
+    run()
+    page = out.with_suffix(".written.md").read_text()
+    for name, status in (("ben.ipynb", "another assignment"), ("zoe.txt", "no notebook")):
+        assert page.count(name) == 1
+        assert f"- {name}: {status}" in page
+    assert "Of the other." not in page
+    assert "(nothing)" not in page
+    assert page.count("Left empty, 0 points: ada.ipynb\n") == 3
+    assert "### ada.ipynb" not in page
+
+
+def test_answer_under_another_form_is_no_foreign_notebook(assignments):
+    ours, other = (views.autograder(assignments[n]) for n in (NAME, "spikes-and-rates"))
+
+    def told(code):
+        content = views.as_file({"cells": [{"cell_type": "code", "source": code}]})
+        return grade.foreign(content, ours, [other])[0]
+
+    assert told("residue = lambda f, y, loss: f - y") == ""
+    assert told("if True:\n    def residue(f, y, loss):\n        return f - y") == ""
+    assert told("def residues(f):\n    return f\nresidue_of = 3") == "no assignment"
+    # A few helpers with another assignment's names do not make it that assignment's notebook.
+    names = list(other["functions"].values())
+    helpers = "".join(f"def {name}():\n    pass\n" for name in names[:3])
+    assert told("def residue():\n    pass\n" + helpers) == ""
+    many = "".join(f"def {name}():\n    pass\n" for name in names[:5])
+    assert told("def residue():\n    pass\n" + many) == "another assignment"
+
+
+def test_table_of_another_assignment_is_named_and_left(batch, assignments, tmp_path):
+    folder, out, run = batch
+    run()
+    before = out.read_bytes(), out.with_suffix(".written.md").read_bytes()
+    other = views.autograder(assignments["activations-regularisers"])
+    with pytest.raises(grade.GradingError) as failure:
+        grade.grade_folder(folder, out, other, quiet=True, limits=LIMITS)
+    assert str(failure.value) == (
+        f"{out} is the table of '{NAME}', but 'activations-regularisers' is to be graded: "
+        "name another file, OUT=..., or the other assignment"
+    )
+    assert before == (out.read_bytes(), out.with_suffix(".written.md").read_bytes())
+
+
+WRITER = """
+import sys, time
+sys.path.insert(0, {course!r})
+import make
+from pathlib import Path
+print("ready", flush=True)
+while True:
+    make.make(Path({source!r}), Path({out!r}))
+"""
+
+
+def test_archives_are_whole_while_others_make_them(tmp_path):
+    source = ROOT / "assignments" / f"{NAME}.py"
+    make.make(source, tmp_path)
+    expected = grade.load_archives(tmp_path / "autograder")
+    script = WRITER.format(course=str(ROOT / "course"), source=str(source), out=str(tmp_path))
+    command = [sys.executable, "-c", script]
+    # Two of them, which also write the same file at the same time.
+    writers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    try:
+        for each in writers:
+            assert each.stdout.readline() == "ready\n"
+        changes, stamp, end = 0, None, time.monotonic() + 60
+        path = tmp_path / "autograder" / f"{NAME}.zip"
+        while changes < 200:
+            assert grade.load_archives(tmp_path / "autograder") == expected
+            seen = path.stat().st_ino
+            changes, stamp = changes + (seen != stamp), seen
+            assert time.monotonic() < end, f"only {changes} archives in a minute"
+        assert all(each.poll() is None for each in writers), "one that made them has failed"
+    finally:
+        for each in writers:
+            each.kill()
+            each.wait()
+            each.stdout.close()
+
+
+def test_grading_asks_for_the_assignment_before_anything_is_made(tmp_path, monkeypatch, capsys):
+    import project
+
+    made = []
+    monkeypatch.setattr(project, "assignments", lambda: made.append("all") or 0)
+    monkeypatch.setattr(project, "run_in_environment", lambda *a: made.append("graded") or 0)
+    folder, out = str(tmp_path), str(tmp_path / "grades.csv")
+    assert project.main(["grade", folder, out]) == 1
+    said = capsys.readouterr().err
+    assert "Name the assignment, ASSIGNMENT=... , one of activations-regularisers, " in said
+    assert project.main(["grade", folder, out, "--assignment", "spikes"]) == 1
+    assert "No assignment 'spikes': one of " in capsys.readouterr().err
+    assert project.main(["grade", folder + "/none", out, "--assignment", NAME]) == 1
+    said = capsys.readouterr().err
+    assert "name the one with the submissions" in said and len(said.splitlines()) == 1
+    assert made == []
+    assert project.main(["grade", folder, out, "--assignment", NAME, "--seed", "1"]) == 0
+    assert made == ["all", "graded"]
+
+
+@pytest.fixture
+def solved(assignments):
+    return views.notebook(assignments[NAME], solved=True)
+
+
+def test_kernel_that_dies_unused_is_started_again(monkeypatch, solved):
+    import execute
+    import reads
+
+    tried = []
+
+    def run(node, folder, progress):
+        tried.append(node)
+        if len(tried) < 3:
+            raise RuntimeError("Kernel died before replying to kernel_info")
+        return ("mnist_subset.npz",)
+
+    monkeypatch.setattr(execute, "run", run)
+    assert reads._run(NAME, solved) == ("mnist_subset.npz",)
+    # A cell that fails is no accident, and a kernel that always dies is none either.
+    tried.clear()
+    monkeypatch.setattr(execute, "run", lambda *a, **k: tried.append(1) or 1 / 0)
+    with pytest.raises(sources.SourceError, match="ZeroDivisionError"):
+        reads._run(NAME, solved)
+    assert len(tried) == 1
+
+    def always(node, folder, progress):
+        tried.append(node)
+        raise RuntimeError("Kernel died before replying to kernel_info")
+
+    tried.clear()
+    monkeypatch.setattr(execute, "run", always)
+    with pytest.raises(sources.SourceError, match="Kernel died"):
+        reads._run(NAME, solved)
+    assert len(tried) == 3
+
+
+def test_kernel_that_died_unused_leaves_nothing_to_the_end_of_python(tmp_path):
+    place = tmp_path / "kernels" / "dies"
+    place.mkdir(parents=True)
+    spec = {"argv": [sys.executable, "-c", "0", "{connection_file}"], "display_name": "dies"}
+    (place / "kernel.json").write_text(json.dumps({**spec, "language": "python"}))
+    script = (
+        f"import sys\nsys.path.insert(0, {str(ROOT / 'tools')!r})\n"
+        "import execute, nbformat\nfrom pathlib import Path\n"
+        "node = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell('1')])\n"
+        "node.metadata['kernelspec'] = {'name': 'dies'}\n"
+        "try:\n    execute.run(node, Path('.'))\n"
+        "except RuntimeError as error:\n    print('told:', error)\n"
+    )
+    environment = {**os.environ, "JUPYTER_PATH": str(tmp_path)}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
+    assert "told: Kernel died" in done.stdout
+    assert "AssertionError" not in done.stderr, done.stderr[-1500:]

@@ -4,6 +4,8 @@ import csv
 import json
 import os
 import re
+import subprocess
+import sys
 import tempfile
 import time
 import zipfile
@@ -12,7 +14,8 @@ import grade
 import plain
 import pytest
 import views
-from course_examples import LIMITS, answers_only, submission, with_cell
+import withheld
+from course_examples import LIMITS, SOURCES, answers_only, submission, with_cell
 
 NAME = "gradient-pieces"
 TOTAL = {"q1": 4, "q2": 4, "q3": 3, "q4": 5, "q5": 4, "q6": 3, "q7": 4, "q8": 2}
@@ -318,6 +321,125 @@ def test_functions_of_the_package_are_switched_off(judged):
     points, _, message = judged(source)
     assert points == {**TOTAL, "q2": 0, "q8": 0}
     assert "closed_form_gradient of lowgrad_utils is switched off" in message
+
+
+# Ways to a module of the package that might be the whole one; each leaves its names in `space`.
+WAYS_BACK = {
+    "import": "import lowgrad_utils.networks\nspace = vars(lowgrad_utils.networks)",
+    "reload": (
+        "import importlib\nimport lowgrad_utils.networks\n"
+        "space = vars(importlib.reload(lowgrad_utils.networks))"
+    ),
+    "import anew": (
+        "import importlib, sys\n"
+        "for name in [n for n in sys.modules if n.startswith('lowgrad_utils')]:\n"
+        "    del sys.modules[name]\n"
+        "space = vars(importlib.import_module('lowgrad_utils.networks'))"
+    ),
+    "import without finder": (
+        "import importlib, sys\nimport lowgrad_utils.networks as kept\nspace = vars(kept)\n"
+        "sys.meta_path[:] = [f for f in sys.meta_path if 'withheld' not in type(f).__module__]\n"
+        "sys.path.insert(0, kept.__file__.rpartition('/lowgrad_utils/')[0])\n"
+        "for name in [n for n in sys.modules if n.startswith('lowgrad_utils')]:\n"
+        "    del sys.modules[name]\n"
+        "importlib.invalidate_caches()\n"
+        "space = vars(importlib.import_module('lowgrad_utils.networks'))"
+    ),
+    "getsource": (
+        "import inspect\nimport lowgrad_utils.networks as kept\nspace = dict(vars(kept))\n"
+        "exec(inspect.getsource(kept.gaussian_mean), space)\n"
+        "kept.gaussian_mean = space['gaussian_mean']"
+    ),
+    "file": (
+        "import lowgrad_utils.networks as kept\nspace = dict(vars(kept))\n"
+        "exec(open(kept.__file__).read(), space)"
+    ),
+    "loader": (
+        "import lowgrad_utils.networks as kept\nspace = dict(vars(kept))\n"
+        "exec(kept.__loader__.get_source('lowgrad_utils.networks'), space)"
+    ),
+    "file loader": (
+        "import importlib.util\nimport lowgrad_utils.networks as kept\nspace = dict(vars(kept))\n"
+        "spec = importlib.util.spec_from_file_location('again', kept.__file__)\n"
+        "module = importlib.util.module_from_spec(spec)\nspec.loader.exec_module(module)\n"
+        "space = vars(module)"
+    ),
+    "bytecode": (
+        "import importlib.util, marshal\nimport lowgrad_utils.networks as kept\n"
+        "space = dict(vars(kept))\n"
+        "path = importlib.util.cache_from_source(kept.__file__)\n"
+        "exec(marshal.loads(open(path, 'rb').read()[16:]), space)"
+    ),
+    "memory": (
+        "import gc, types\nimport lowgrad_utils.networks as kept\nspace = dict(vars(kept))\n"
+        "codes = [o for o in gc.get_objects() if isinstance(o, types.FunctionType)]\n"
+        "for each in codes:\n"
+        "    if each.__name__ == 'gaussian_mean' and 'raise' not in each.__code__.co_names:\n"
+        "        if len(each.__code__.co_code) > 60:\n"
+        "            space['gaussian_mean'] = kept.gaussian_mean = each"
+    ),
+}
+# First, so that it stands also where the way itself ends with an error.
+BY_IT = (
+    "space = {}\n"
+    "def mean_slope(s, activation):\n    return space['ACTIVATIONS'][activation].mu(s)\n"
+)
+
+
+@pytest.mark.parametrize("way", WAYS_BACK)
+def test_withheld_functions_do_not_come_back(judged, way):
+    points, _, message = judged(BY_IT + WAYS_BACK[way], limits=LIMITS)
+    assert points == {**TOTAL, "q3": 0}, message
+    assert "q3" in message
+
+
+def test_what_is_withheld_would_be_a_right_answer(assignments):
+    # So that the test before this one could fail.
+    archive = {**views.autograder(assignments[NAME]), "withheld": []}
+    with grade.Grader(archive, limits=LIMITS) as grader:
+        for way in ("import", "reload", "import anew", "loader"):
+            notebook = with_cell(answers_only(assignments[NAME]), BY_IT + WAYS_BACK[way])
+            row = grader.grade(submission(notebook))
+            assert row["q3"] == "3", (way, row["message"])
+
+
+@pytest.mark.parametrize("name", [path.stem for path in SOURCES])
+def test_everything_withheld_is_off_and_the_rest_is_there(name, assignments):
+    names = assignments[name].settings["withheld"]
+    folder = str(views.ROOT / "course")
+    script = (
+        "import importlib, pathlib, sys\n"
+        f"sys.path.insert(0, {folder!r})\n"
+        "import withheld\n"
+        f"package, names = pathlib.Path({str(views.ROOT / 'lowgrad_utils')!r}), {names!r}\n"
+        "withheld.install(package, names)\n"
+        "for path in withheld.sources_without(package, ()):\n"
+        "    importlib.import_module(withheld._module(package, pathlib.Path(path)))\n"
+        "for name in names:\n"
+        "    module, rest = name, []\n"
+        "    while module not in sys.modules:\n"
+        "        module, _, last = module.rpartition('.')\n"
+        "        rest.insert(0, last)\n"
+        "    found = sys.modules[module]\n"
+        "    for each in rest[:-1]:\n"
+        "        found = getattr(found, each)\n"
+        "    found = vars(found)[rest[-1]]\n"
+        "    found = getattr(found, 'fget', None) or getattr(found, 'func', found)\n"
+        "    found = getattr(found, '__func__', found)\n"
+        "    try:\n        found(*[None] * 0) if isinstance(found, type) else exec(found.__code__"
+        ".replace(co_argcount=0, co_kwonlyargcount=0, co_posonlyargcount=0, co_flags=0))\n"
+        "    except RuntimeError as error:\n        assert 'is switched off here' in str(error)\n"
+        "    else:\n        raise SystemExit(f'{name} is there')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-1500:]
+
+
+def test_unknown_name_is_not_withheld_in_silence():
+    package = views.ROOT / "lowgrad_utils"
+    for name in ("lowgrad_utils.networks.gaussian_man", "lowgrad_utils.nets.mu", "torch.nn.Linear"):
+        with pytest.raises(LookupError, match="is no function or class"):
+            withheld.sources_without(package, [name])
 
 
 def _folder_of(tmp_path, assignments):
