@@ -11,7 +11,7 @@ help:
 	@echo "make bench  environment, benchmarks"
 	@echo "make serve  the built book on a local address"
 	@echo "make assignments   notebooks for students, solutions, and what grades them"
-	@echo "make grade SUBMISSIONS=folder OUT=grades.csv   grades a folder, goes on where it was"
+	@echo "make grade SUBMISSIONS=folder OUT=grades.csv ASSIGNMENT=name   grades a folder, goes on where it was"
 	@echo "make colab  chapters that carry the package and run anywhere; CHAPTERS='name name' for some"
 	@echo "make try-colab   runs them with packages such as Colab has, goes on where it was"
 	@echo "make address REPOSITORY=https://github.com/owner/name TAG=v1.0   where the book is published"
@@ -21,7 +21,7 @@ book test bench serve env assignments clean: python
 	@"$(PYTHON)" tools/project.py $@
 
 grade: python
-	@test -n "$(SUBMISSIONS)" && test -n "$(OUT)" || { echo "Name both, as in 'make grade SUBMISSIONS=folder OUT=grades.csv' (several assignments: ASSIGNMENT=name as well)" >&2; exit 1; }
+	@test -n "$(SUBMISSIONS)" && test -n "$(OUT)" || { echo "Name all three, as in 'make grade SUBMISSIONS=folder OUT=grades.csv ASSIGNMENT=name'" >&2; exit 1; }
 	@"$(PYTHON)" tools/project.py grade "$(SUBMISSIONS)" "$(OUT)" $(if $(ASSIGNMENT),--assignment "$(ASSIGNMENT)") $(if $(SEED),--seed "$(SEED)") $(if $(WORKERS),--workers "$(WORKERS)")
 
 colab try-colab: python

@@ -20,7 +20,8 @@ FURTHER = """## Further questions
 
 Here the assignment itself ends. The questions that follow are for those who want more. They have
 points of their own, which are counted beside those of the core; nothing above needs them, and what
-you leave open costs nothing. (Cells that need an open answer fail. That costs nothing either.)
+you leave open costs nothing. (Cells that need an open answer fail. That costs nothing either; if
+your notebook stops at one, run those behind it one by one.)
 """
 HAND_IN = """## Handing in
 
