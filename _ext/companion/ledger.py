@@ -17,7 +17,7 @@ from sphinx.util.docutils import SphinxDirective
 from lowgrad_utils import claims
 from lowgrad_utils.sweeps import load_grid
 
-from .ledger_table import ledger_html
+from .ledger_table import ledger_html, spelled
 
 LOGGER = logging.getLogger(__name__)
 METADATA_KEY = "lowgrad_claim"
@@ -121,10 +121,11 @@ def _registry(app: Sphinx) -> dict[str, claims.Claim]:
 def fill_tables(app: Sphinx, doctree: nodes.document, docname: str) -> None:
     """Put the table in place of its mark; a Sphinx event handler."""
     for mark in list(doctree.findall(LedgerNode)):
-        text = ledger_html(
-            ledger_rows(app), chapters_by_part(app), lambda row: row_link(app, docname, row)
-        )
+        rows = ledger_rows(app)
+        text = ledger_html(rows, chapters_by_part(app), lambda row: row_link(app, docname, row))
         mark.replace_self(nodes.raw("", text, format="html"))
+        # The table shows letters; the search knows the page by their names as well.
+        doctree.insert(0, nodes.meta(name="keywords", content=", ".join(spelled(rows))))
 
 
 def chapters_by_part(app: Sphinx) -> dict[str, dict[str, str]]:

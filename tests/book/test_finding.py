@@ -119,11 +119,59 @@ def test_the_ledger_works_by_keyboard(open_page):
     assert visible_rows(page).count() == total
 
 
-def test_without_a_script_everything_is_shown(browser, site):
-    context = browser.new_context(java_script_enabled=False)
+@pytest.mark.parametrize(("letter", "name"), [("α", "alpha"), ("ν", "nu"), ("Θ", "Theta")])
+def test_letters_are_found_by_their_names_too(letter, name, open_page):
+    page = open_page("what-holds.html")
+    found = {}
+    for words in (letter, name):
+        field(page, "find").fill(words)
+        found[words] = {row.get_attribute("id") for row in visible_rows(page).all()}
+    assert found[letter] and found[letter] <= found[name]
+    # Only for the filter: the name is neither shown nor read out.
+    field(page, "find").fill("lrg.thm-3.1.error-rate")
+    row = page.locator("[id='row-lrg.thm-3.1.error-rate']")
+    assert "alpha" in row.get_attribute("data-spelled")
+    assert "alpha" not in page.locator(".lg-table:visible").first.aria_snapshot()
+    assert "α" in page.locator(".lg-table:visible").first.aria_snapshot()
+
+
+@pytest.mark.parametrize("word", ["alpha", "lambda"])
+def test_search_leads_to_the_ledger_by_a_letters_name(word, open_page):
+    page = open_page(f"search.html?q={word}")
+    page.locator("#search-results .search li a[href^='what-holds.html']").wait_for()
+
+
+def test_a_card_on_a_narrow_screen_unfolds(open_page):
+    page = open_page("what-holds.html", width=400)
+    row = page.locator("[id='row-tlh.fig-7']")
+    numbers = row.locator("td[data-label='Measured']")
+    button = row.get_by_role("button")
+    button.wait_for()
+    assert row.locator(".lg-verdict").is_visible() and not numbers.is_visible()
+    assert "tlh.fig-7" in button.get_attribute("aria-label")
+    button.focus()
+    page.keyboard.press("Enter")
+    assert numbers.is_visible() and button.get_attribute("aria-expanded") == "true"
+    page.keyboard.press("Enter")
+    assert not numbers.is_visible() and button.get_attribute("aria-expanded") == "false"
+    # On a wide screen there is nothing to unfold.
+    page.set_viewport_size({"width": 1300, "height": 900})
+    assert numbers.is_visible() and not button.is_visible()
+    # Who comes for one row sees all of it.
+    led = open_page("what-holds.html#tlh.fig-7", width=400)
+    assert led.locator("[id='row-tlh.fig-7'] td[data-label='Measured']").is_visible()
+    assert page.troubles == led.troubles == []
+
+
+@pytest.mark.parametrize("width", [400, 1300])
+def test_without_a_script_everything_is_shown(width, browser, site):
+    size = {"width": width, "height": 900}
+    context = browser.new_context(java_script_enabled=False, viewport=size)
     page = context.new_page()
     page.goto(f"{site}/what-holds.html?verdict=fails")
     assert page.locator(".lg-table tbody tr:visible").count() == page.locator("tr[id]").count() > 0
+    measured = page.locator("td[data-label='Measured']:not(:empty)")
+    assert measured.count() == page.locator("td[data-label='Measured']:visible").count() > 0
     assert not page.locator(".lg-filter").is_visible()
     context.close()
 

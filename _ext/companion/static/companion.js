@@ -5,10 +5,14 @@ document.querySelectorAll(".lg-ledger").forEach((ledger) => {
   const rows = [...ledger.querySelectorAll("tbody tr")];
   const status = ledger.querySelector(".lg-status");
   const name = (field) => field.dataset.lgFilter;
+  // What a search looks through: the row as it is read, and its letters spelled out.
+  const words = new Map(
+    rows.map((row) => [row, `${row.textContent} ${row.dataset.spelled ?? ""}`.toLowerCase()]),
+  );
   const passes = (row, field) => {
     const wanted = field.value.trim();
     if (!wanted) return true;
-    if (name(field) === "find") return row.textContent.toLowerCase().includes(wanted.toLowerCase());
+    if (name(field) === "find") return words.get(row).includes(wanted.toLowerCase());
     if (name(field) === "chapter" && row.dataset.part === wanted) return true;
     return row.dataset[name(field)] === wanted;
   };
@@ -36,6 +40,22 @@ document.querySelectorAll(".lg-ledger").forEach((ledger) => {
     filter();
     keep();
   };
+  // On a narrow screen a card shows statement and verdict, and the rest on demand. Folded here and
+  // not in the page, so that without a script nothing is out of reach.
+  const fold = (row, folded) => {
+    row.classList.toggle("lg-folded", folded);
+    row.querySelector(".lg-more").setAttribute("aria-expanded", String(!folded));
+  };
+  rows.forEach((row) => {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.className = "lg-tool lg-more";
+    button.textContent = "Numbers";
+    button.setAttribute("aria-label", `Numbers of ${row.id.replace("row-", "")}`);
+    button.addEventListener("click", () => fold(row, !row.classList.contains("lg-folded")));
+    row.lastElementChild.prepend(button);
+    fold(row, true);
+  });
   const showRow = () => {
     const id = decodeURIComponent(location.hash.slice(1));
     const row = id && document.getElementById(id)?.closest(".lg-ledger tbody tr");
@@ -45,6 +65,7 @@ document.querySelectorAll(".lg-ledger").forEach((ledger) => {
       fields.forEach((field) => { field.value = ""; });
       filter();
     }
+    fold(row, false);
     row.scrollIntoView({ block: "center" });
   };
   const query = new URLSearchParams(location.search);

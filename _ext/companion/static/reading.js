@@ -78,6 +78,33 @@ const preparePictures = () => {
 
 // pandas writes corners as empty heads, which are announced as heads of nothing, does not say
 // whether a head is one of a column or of a row, and lets numbers break at their minus sign.
+const NUMBER = /^[-+\u2212\u00b1[(]?\.?\d|^(NaN|inf)$/;
+
+// The cells of some rows by their column, counted from the right: rows whose first heads were
+// drawn together with those above have fewer on the left.
+const byColumn = (rows) => {
+  const columns = new Map();
+  for (const row of rows) {
+    let at = 0;
+    for (const cell of [...row.cells].reverse()) {
+      if (cell.colSpan === 1) columns.set(at, [...(columns.get(at) ?? []), cell]);
+      at += cell.colSpan;
+    }
+  }
+  return columns;
+};
+
+// Numbers stand digit below digit, and a head stands as its column does.
+const alignColumns = (table) => {
+  const heads = byColumn(table.tHead?.rows ?? []);
+  const body = byColumn([...table.tBodies].flatMap((part) => [...part.rows]));
+  for (const [at, cells] of body) {
+    const texts = cells.map((cell) => cell.textContent.trim()).filter(Boolean);
+    const name = texts.length && texts.every((text) => NUMBER.test(text)) ? "lg-number" : "lg-word";
+    for (const cell of [...cells, ...(heads.get(at) ?? [])]) cell.classList.add(name);
+  }
+};
+
 const prepareTables = () => {
   for (const table of document.querySelectorAll("table.dataframe")) {
     for (const head of table.querySelectorAll("th")) {
@@ -94,8 +121,11 @@ const prepareTables = () => {
     // 1e-16 is one word; several words would stand one below the other on a narrow screen.
     for (const cell of table.querySelectorAll("td, tbody th")) {
       if (!/\s/.test(cell.textContent.trim())) cell.style.whiteSpace = "nowrap";
-      else if (cell.matches("th")) cell.style.minWidth = "8rem";
+      else if (cell.matches("th")) {
+        cell.style.minWidth = `${Math.min(14, Math.max(8, 0.5 * cell.textContent.length))}rem`;
+      }
     }
+    alignColumns(table);
     const box = table.closest(".cell_output > .output");
     if (box) {
       const hint = document.createElement("div");
@@ -117,6 +147,33 @@ const breakNames = () => {
   }
 };
 
+// --- formulas and what belongs to them ----------------------------------------------------------
+
+// To a browser a formula is a picture, beside which a line may end: also before a comma and behind
+// a bracket.
+const keepTogether = () => {
+  for (const formula of document.querySelectorAll("article span.math")) {
+    const core = formula.closest("a.lg-symbol") ?? formula;
+    const before = core.previousSibling;
+    const after = core.nextSibling;
+    const opening = before?.nodeType === Node.TEXT_NODE ? before.data.match(/[([\u201c]+$/)?.[0] : "";
+    const closing = after?.nodeType === Node.TEXT_NODE ? after.data.match(/^[,.;:!?)\]%\u201d\u2019]+/)?.[0] : "";
+    if (!opening && !closing) continue;
+    const span = document.createElement("span");
+    span.className = "lg-together";
+    core.before(span);
+    span.append(core);
+    if (opening) {
+      before.data = before.data.slice(0, -opening.length);
+      span.prepend(opening);
+    }
+    if (closing) {
+      after.data = after.data.slice(closing.length);
+      span.append(closing);
+    }
+  }
+};
+
 // --- paper -------------------------------------------------------------------------------------
 
 let unfolded = [];
@@ -135,3 +192,4 @@ window.addEventListener("afterprint", () => {
 preparePictures();
 prepareTables();
 breakNames();
+keepTogether();
