@@ -419,8 +419,8 @@ def test_grading_asks_for_the_assignment_before_anything_is_made(tmp_path, monke
     import project
 
     made = []
-    monkeypatch.setattr(project, "assignments", lambda: made.append("all") or 0)
-    monkeypatch.setattr(project, "run_in_environment", lambda *a: made.append("graded") or 0)
+    monkeypatch.setattr(project, "make_environment", lambda extras: made.append(extras))
+    monkeypatch.setattr(project, "run_in_environment", lambda *a: made.append(a[:2]) or 0)
     folder, out = str(tmp_path), str(tmp_path / "grades.csv")
     assert project.main(["grade", folder, out]) == 1
     said = capsys.readouterr().err
@@ -432,7 +432,21 @@ def test_grading_asks_for_the_assignment_before_anything_is_made(tmp_path, monke
     assert "name the one with the submissions" in said and len(said.splitlines()) == 1
     assert made == []
     assert project.main(["grade", folder, out, "--assignment", NAME, "--seed", "1"]) == 0
-    assert made == ["all", "graded"]
+    make_it, grade_it = (os.path.join("course", name) for name in ("make.py", "grade.py"))
+    assert made == [["book"], (make_it, "--archives"), (grade_it, folder)]
+
+
+def test_archives_alone_are_those_of_all_that_is_made(tmp_path, monkeypatch):
+    import reads
+
+    monkeypatch.setattr(reads, "data_read", lambda *a: pytest.fail("a solution was run"))
+    assert make.main(["--out", str(tmp_path / "a"), "--archives"]) == 0
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["autograder"]
+    archives = grade.load_archives(tmp_path / "a" / "autograder")
+    assert set(archives) == {path.stem for path in (ROOT / "assignments").glob("*.py")}
+    make.make(ROOT / "assignments" / f"{NAME}.py", tmp_path / "b")
+    name = f"autograder/{NAME}.zip"
+    assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
 @pytest.fixture
