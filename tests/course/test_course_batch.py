@@ -355,6 +355,11 @@ def test_answer_under_another_form_is_no_foreign_notebook(assignments):
 
     assert told("residue = lambda f, y, loss: f - y") == ""
     assert told("if True:\n    def residue(f, y, loss):\n        return f - y") == ""
+    assert told("from work import layer_gradient as g, residue") == ""
+    for text in ("\n" * 5_000_000, " " * 5_000_000, "x" * 5_000_000, "def " * 1_000_000):
+        start = time.monotonic()
+        assert told(text) == "no assignment"
+        assert time.monotonic() - start < 20
     assert told("def residues(f):\n    return f\nresidue_of = 3") == "no assignment"
     # A few helpers with another assignment's names do not make it that assignment's notebook.
     names = list(other["functions"].values())
