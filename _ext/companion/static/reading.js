@@ -105,6 +105,20 @@ const alignColumns = (table) => {
   }
 };
 
+// A value and its interval may stand one below the other, each in one piece.
+const breakBeforeInterval = (cell) => {
+  const [, value, interval] = cell.textContent.trim().match(/^([^[]*\S) (\[[^\]]*\])$/) ?? [];
+  if (!interval) return;
+  const parts = [value, interval].map((text) => {
+    const part = document.createElement("span");
+    part.className = "lg-together";
+    part.textContent = text;
+    return part;
+  });
+  cell.replaceChildren(parts[0], " ", parts[1]);
+  cell.classList.add("lg-interval");
+};
+
 const prepareTables = () => {
   for (const table of document.querySelectorAll("table.dataframe")) {
     for (const head of table.querySelectorAll("th")) {
@@ -126,8 +140,10 @@ const prepareTables = () => {
       }
     }
     alignColumns(table);
+    for (const cell of table.querySelectorAll("td.lg-number")) breakBeforeInterval(cell);
     const box = table.closest(".cell_output > .output");
     if (box) {
+      if (box.scrollWidth > box.clientWidth) table.classList.add("lg-tight");
       const hint = document.createElement("div");
       hint.className = "lg-tools";
       box.after(hint);
