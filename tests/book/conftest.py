@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import urlparse
 
 import pytest
+from filelock import FileLock
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "_ext"), str(Path(__file__).parent)]
@@ -26,9 +27,13 @@ BROWSER_FLAGS = [
     "--disable-sync",
 ]
 
-# After this nothing moves any more: formulas are set, and pictures have their size.
+# Milliseconds that a page may take on a busy machine.
+PATIENCE = 120_000
+# After this nothing moves any more: formulas are set, and pictures have their size. Half a second
+# without a request would take longer, and be no sign of it on a busy machine.
 FORMULAS_READY = """async () => {
   if (window.MathJax && MathJax.startup) await MathJax.startup.promise;
+  await document.fonts.ready;
   await Promise.all([...document.images].map((image) => image.decode().catch(() => null)));
 }"""
 
@@ -40,14 +45,17 @@ def html(pytestconfig):
     from build_book import build
 
     # It takes minutes the first time, so it is seen at work. A failure is told once and in full;
-    # every test that needs the book then fails in one line.
-    with pytestconfig.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+    # every test that needs the book then fails in one line. Processes that test side by side wait
+    # for each other.
+    capture = pytestconfig.pluginmanager.getplugin("capturemanager")
+    (ROOT / "_build").mkdir(exist_ok=True)
+    with capture.global_and_fixture_disabled(), FileLock(ROOT / "_build" / "tests.lock"):
         print()
         try:
             return build(ROOT)
         except BookError as error:
             print(error)
-    pytest.fail("the book does not build; the reason is printed where it was tried", pytrace=False)
+    pytest.fail("the book does not build; 'make book' says why", pytrace=False)
 
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):
@@ -83,20 +91,30 @@ def browser():
         browser.close()
 
 
-@pytest.fixture
-def open_page(browser, site):
-    """A function that opens a page at a width and collects what went wrong meanwhile.
+class _Pages:
+    """Opens pages of the book and collects what goes wrong in them."""
 
-    Further options are those of a browser's context, such as `color_scheme="dark"`.
-    """
-    contexts = []
+    def __init__(self, browser, site):
+        self._browser, self._site, self._contexts = browser, site, []
 
-    def open_it(address, width=1300, **options):
-        context = browser.new_context(viewport={"width": width, "height": 900}, **options)
-        contexts.append(context)
+    def __call__(self, address, width=1300, **options):
+        """Open a page at a width.
+
+        Further options are those of a browser's context, such as `color_scheme="dark"`.
+        """
+        size = {"width": width, "height": 900}
+        context = self._browser.new_context(viewport=size, **options)
+        self._contexts.append(context)
+        context.set_default_navigation_timeout(PATIENCE)
         page = context.new_page()
         page.troubles = []
-        host = urlparse(site).netloc
+        self._watch(page)
+        page.goto(f"{self._site}/{address}", wait_until="load")
+        page.evaluate(FORMULAS_READY)
+        return page
+
+    def _watch(self, page):
+        host = urlparse(self._site).netloc
 
         def note(request):
             if urlparse(request.url).netloc not in (host, ""):
@@ -114,10 +132,23 @@ def open_page(browser, site):
             "console",
             lambda m: m.type == "error" and page.troubles.append(f"console error: {m.text}"),
         )
-        page.goto(f"{site}/{address}", wait_until="networkidle")
-        page.evaluate(FORMULAS_READY)
-        return page
 
-    yield open_it
-    for context in contexts:
-        context.close()
+    def close(self):
+        for context in self._contexts:
+            context.close()
+
+
+@pytest.fixture
+def open_page(browser, site):
+    """A function that opens a page at a width, for one test."""
+    pages = _Pages(browser, site)
+    yield pages
+    pages.close()
+
+
+@pytest.fixture(scope="module")
+def visited(request, browser, site):
+    """The page of a document, opened once, wide and light, for all tests that ask it something."""
+    pages = _Pages(browser, site)
+    yield pages(f"{request.param}.html", color_scheme="light")
+    pages.close()

@@ -1,65 +1,18 @@
-"""Every page can be read by everybody: axe-core's rules, contrast, the keyboard, and paper."""
+"""Pages can be read by everybody: axe-core's rules, contrast, the keyboard, and paper.
+
+What every page is asked is in `test_browser.py`.
+"""
 
 import io
 import re
 import unicodedata
 
 import pytest
-from axe_playwright_python.base import AXE_SCRIPT
-from book_sources import toc_documents
+from axe_rules import UNFOLD, faults
+from looks import look, settle
 from pypdf import PdfReader
-from small_books import ROOT
-
-PAGES = [*toc_documents(ROOT), "genindex", "search"]
-# Each theme once on every page, each width once: together they cost minutes as it is.
-LOOKS = {"wide and light": (1300, "light"), "narrow and dark": (400, "dark")}
 
 # --- axe-core ------------------------------------------------------------------------------------
-
-# What the theme itself does wrong, by look, rule and element, on every page. A fault that is gone
-# must leave this list, and one that is new must be mended or be the theme's.
-OF_THE_THEME = {
-    "wide and light": {
-        # The title above the left column stands outside the page's landmarks.
-        ("region", ".sidebar-primary-item:has(> .navbar-brand)"),
-    },
-    "narrow and dark": set(),
-}
-# Rules are not tried on what is hidden, so solutions and cells are unfolded. Code looks the same
-# everywhere: a few blocks of each page keep their thousands of coloured words, which would take
-# most of the time.
-UNFOLD = """() => {
-  document.querySelectorAll("details").forEach((details) => { details.open = true; });
-  document.querySelectorAll(".highlight pre").forEach((code, k) => {
-    if (k > 4) code.textContent = code.textContent;
-  });
-}"""
-# Names each broken element by the theme's list, or by itself if it is not there.
-FAULTS = """async (known) => {
-  const { violations } = await axe.run(document, { resultTypes: ["violations"] });
-  return violations.flatMap(({ id, impact, nodes }) => nodes.map(({ target, html }) => {
-    const element = document.querySelector(target[0]);
-    const found = known.find(([rule, selector]) => rule === id && element?.matches(selector));
-    return found ?? [id, `${impact}: ${target.join(" ")}: ${html.slice(0, 200)}`];
-  }));
-}"""
-
-
-def faults(page, known=()):
-    page.evaluate(AXE_SCRIPT)
-    return {tuple(fault) for fault in page.evaluate(FAULTS, [list(pair) for pair in known])}
-
-
-@pytest.mark.parametrize("look", LOOKS)
-@pytest.mark.parametrize("document", PAGES)
-def test_a_page_breaks_no_rule_of_its_own(document, look, open_page):
-    width, scheme = LOOKS[look]
-    page = open_page(f"{document}.html", width, color_scheme=scheme)
-    assert page.evaluate("document.documentElement.dataset.theme") == scheme
-    page.evaluate(UNFOLD)
-    # What is unfolded fades in.
-    page.wait_for_timeout(400)
-    assert faults(page, OF_THE_THEME[look]) == OF_THE_THEME[look]
 
 
 def test_the_rules_are_tried(open_page):
@@ -115,26 +68,30 @@ CONTRASTS = """(boxes) => {
 }"""
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("document", ["what-holds", "paper-1", "chapters/theorem-3-1"])
-def test_text_in_our_boxes_stands_out(document, scheme, open_page):
-    page = open_page(f"{document}.html", color_scheme=scheme)
-    page.evaluate(UNFOLD)
-    page.wait_for_timeout(400)
-    found = page.evaluate(CONTRASTS, OUR_BOXES)
-    assert len(found) > 50
-    assert [(round(ratio, 2), text) for ratio, text in found if ratio < 4.5] == []
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_pictures_have_a_light_ground_of_their_own(scheme, open_page):
-    page = open_page("chapters/theorem-3-1.html", color_scheme=scheme)
+def pictures_grounds(page):
     grounds = page.locator(".lg-wide img").evaluate_all(
         "images => images.map((i) => getComputedStyle(i).backgroundColor)"
     )
-    assert len(grounds) > 2
-    for ground in grounds:
-        assert min(map(int, re.findall(r"\d+", ground)[:3])) > 200
+    return [min(map(int, re.findall(r"\d+", ground)[:3])) for ground in grounds]
+
+
+@pytest.mark.parametrize(
+    ("document", "pictures"), [("what-holds", 0), ("paper-1", 0), ("chapters/theorem-3-1", 3)]
+)
+def test_text_in_our_boxes_and_pictures_stand_out(document, pictures, open_page):
+    page = open_page(f"{document}.html")
+    for scheme in ("light", "dark"):
+        look(page, 1300, scheme)
+        assert page.evaluate("document.documentElement.dataset.theme") == scheme
+        page.evaluate(UNFOLD)
+        settle(page)
+        found = page.evaluate(CONTRASTS, OUR_BOXES)
+        assert len(found) > 50, scheme
+        assert [(round(ratio, 2), text) for ratio, text in found if ratio < 4.5] == [], scheme
+        # Pictures have a light ground of their own.
+        grounds = pictures_grounds(page)
+        assert len(grounds) >= pictures, scheme
+        assert [ground for ground in grounds if ground <= 200] == [], scheme
 
 
 # --- the keyboard --------------------------------------------------------------------------------

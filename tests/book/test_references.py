@@ -13,21 +13,31 @@ from small_books import REGISTRY, ROOT, SETTLE, notebook, write_book
 
 from lowgrad_utils import claims
 
-FIRST = notebook("# First", SETTLE)
 MAPS = ("paper-1.md", "paper-2.md", "beyond.md")
 ROLE = re.compile(r"\{claim\}`([^`]+)`")
 
 
+LEMMA = '> <a id="lemma-1"></a>**Lemma 1 (Sum).** It is two.'
+ROW = "| Lemma 1 | [First](chapters/first.ipynb#lemma-1) | {claim}`new.sum` |"
+
+
 def book_with_page(folder, text):
-    """A small book whose page of statements holds this text."""
-    root = write_book(folder, REGISTRY, first=FIRST)
+    """A small book with a statement and a page of statements that holds this text."""
+    root = write_book(folder, REGISTRY, first=notebook("# First", LEMMA, SETTLE))
     (root / "what-holds.md").write_text(f"# What holds\n\n{text}\n\n```{{ledger}}\n```\n")
     return root
 
 
-def test_a_claim_shows_its_verdict_and_leads_to_its_box(tmp_path):
-    root = book_with_page(tmp_path / "book", "So {claim}`new.sum`, by {function}`decompose`.")
-    page = (build_book.build(root) / "what-holds.html").read_text()
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The pages of a small book that uses both roles and maps its statement."""
+    table = f"| a | b | c |\n|---|---|---|\n{ROW}"
+    text = f"So {{claim}}`new.sum`, by {{function}}`decompose`.\n\n{table}"
+    return build_book.build(book_with_page(tmp_path_factory.mktemp("small") / "book", text))
+
+
+def test_a_claim_shows_its_verdict_and_leads_to_its_box(built):
+    page = (built / "what-holds.html").read_text()
     reference = re.search(r'<span class="lg-reference">(.*?)</span></span>', page)[1]
     assert 'href="chapters/first.html#claim-new.sum"' in reference
     assert "lg-verdict-holds" in reference
@@ -73,15 +83,8 @@ def test_maps_lead_to_every_statement_of_a_chapter_but_what_is_only_proved():
     }
 
 
-def test_a_statement_shows_the_verdicts_of_its_rows(tmp_path):
-    statement = '> <a id="lemma-1"></a>**Lemma 1 (Sum).** It is two.'
-    root = write_book(tmp_path / "book", REGISTRY, first=notebook("# First", statement, SETTLE))
-    line = "| Lemma 1 | [First](chapters/first.ipynb#lemma-1) | {claim}`new.sum` |"
-    text = f"# What holds\n\n| a | b | c |\n|---|---|---|\n{line}\n\n```{{ledger}}\n```\n"
-    (root / "what-holds.md").write_text(text)
-    page = BeautifulSoup(
-        (build_book.build(root) / "chapters/first.html").read_text(), "html.parser"
-    )
+def test_a_statement_shows_the_verdicts_of_its_rows(built):
+    page = BeautifulSoup((built / "chapters/first.html").read_text(), "html.parser")
     shown = page.find(id="lemma-1").select_one(".lg-statement-verdicts")
     assert shown.select_one(".lg-verdict").text == "holds"
     addresses = [link["href"] for link in shown.select("a")]
