@@ -66,6 +66,14 @@ def test_pictures_have_a_text_of_their_own(page, soups):
         assert not re.search(r"\.(png|svg|webp|jpe?g)$", alt), alt
 
 
+@pytest.mark.parametrize("page", notebooks(ROOT))
+def test_no_table_begins_with_a_column_that_only_counts(page, soups):
+    for table in soups[page].select("table.dataframe"):
+        rows = table.select("tbody tr")
+        first = [head.text.strip() for row in rows if (head := row.find("th"))]
+        assert first != [str(k) for k in range(len(first))] or len(first) < 2, table.text[:200]
+
+
 def test_pages_have_an_icon(soups, html):
     for page, soup in soups.items():
         icon = soup.select_one("link[rel~=icon]")
