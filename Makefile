@@ -21,7 +21,7 @@ book test bench serve env assignments clean: python
 	@"$(PYTHON)" tools/project.py $@
 
 grade: python
-	@test -n "$(SUBMISSIONS)" && test -n "$(OUT)" || { echo "Name all three, as in 'make grade SUBMISSIONS=folder OUT=grades.csv ASSIGNMENT=name'" >&2; exit 1; }
+	@test -n "$(SUBMISSIONS)" && test -n "$(OUT)" || { echo "Name both, as in 'make grade SUBMISSIONS=folder OUT=grades.csv ASSIGNMENT=name'" >&2; exit 1; }
 	@"$(PYTHON)" tools/project.py grade "$(SUBMISSIONS)" "$(OUT)" $(if $(ASSIGNMENT),--assignment "$(ASSIGNMENT)") $(if $(SEED),--seed "$(SEED)") $(if $(WORKERS),--workers "$(WORKERS)")
 
 colab try-colab: python
