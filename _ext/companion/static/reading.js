@@ -190,6 +190,21 @@ const keepTogether = () => {
   }
 };
 
+// A display that is a little too wide becomes a little smaller; one that is far too wide, as on a
+// narrow screen, scrolls in its box.
+const fitFormulas = () => {
+  for (const box of document.querySelectorAll("div.math")) {
+    const container = box.querySelector("mjx-container");
+    const formula = container?.querySelector("mjx-math");
+    if (!formula) continue;
+    const share = box.clientWidth / formula.getBoundingClientRect().width;
+    if (share > 0.8 && share < 1) {
+      container.style.fontSize = `${Math.floor(share * parseFloat(container.style.fontSize))}%`;
+    }
+  }
+};
+addEventListener("load", () => window.MathJax?.startup?.promise?.then(fitFormulas));
+
 // --- paper -------------------------------------------------------------------------------------
 
 let unfolded = [];
