@@ -3,7 +3,6 @@
 import pytest
 
 # Pages with long lines of code, wide formulas and tables of intervals.
-<<<<<<< HEAD
 PAGES = ["gauss-newton-algebra", "rule-of-thumb", "theorem-3-1", "your-network"]
 
 WIDER_THAN_ITS_BOX = """() => [
@@ -12,13 +11,6 @@ WIDER_THAN_ITS_BOX = """() => [
   ...[...document.querySelectorAll("div.math")].filter((box) =>
     box.querySelector("mjx-math").getBoundingClientRect().width > box.clientWidth + 1),
 ].map((box) => box.textContent.trim().slice(0, 60))"""
-=======
-PAGES = ["gauss-newton-algebra", "rule-of-thumb", "theorem-3-1"]
-
-WIDER_THAN_ITS_BOX = """selector => [...document.querySelectorAll(selector)]
-  .filter((box) => box.scrollWidth > box.clientWidth + 1)
-  .map((box) => box.textContent.trim().slice(0, 60))"""
->>>>>>> origin/main
 
 # Where the text of each cell of a table ends, or begins, from the right edge of the cell.
 GAPS = """table => [...table.querySelectorAll("tbody td, tbody th")].map((cell) => {
@@ -52,7 +44,6 @@ def test_code_and_formulas_fit_a_laptop(name, open_page):
     page = open_page(f"chapters/{name}.html")
     page.evaluate("() => document.querySelectorAll('details').forEach((d) => { d.open = true; })")
     assert page.locator("div.highlight pre").count() and page.locator("div.math").count()
-<<<<<<< HEAD
     assert page.evaluate(WIDER_THAN_ITS_BOX) == []
 
 
@@ -63,9 +54,6 @@ def test_a_formula_that_is_far_too_wide_scrolls_at_its_size(open_page):
     )
     assert min(sizes) > 0.78 * max(sizes)
     assert page.evaluate(WIDER_THAN_ITS_BOX) != []
-=======
-    assert page.evaluate(WIDER_THAN_ITS_BOX, "div.highlight pre, div.output pre, div.math") == []
->>>>>>> origin/main
 
 
 @pytest.mark.parametrize("width", [400, 800, 1300])
