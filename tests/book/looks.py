@@ -1,15 +1,19 @@
 """Shows an opened page as other readers see it."""
 
 # After this a change of width, of colours or of what is unfolded has had all its effects: what
-# watches sizes was told, and nothing fades any more.
+# watches sizes was told, and what fades is at its end. It is brought there, not awaited: a change
+# of colour that nobody can see may never end by itself.
 SETTLED = """async () => {
-  const frame = () => new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
-  const moving = () => document.getAnimations().filter((animation) =>
-    animation.playState === "running" && animation.effect.getComputedTiming().endTime < Infinity);
-  do {
-    await Promise.all(moving().map((animation) => animation.finished.catch(() => null)));
-    for (let k = 0; k < 3; k++) await frame();
-  } while (moving().length);
+  const frame = () => new Promise((done) => {
+    requestAnimationFrame(() => setTimeout(done));
+    setTimeout(done, 200);
+  });
+  for (let k = 0; k < 5; k++) {
+    await frame();
+    for (const animation of document.getAnimations()) {
+      if (animation.effect.getComputedTiming().endTime < Infinity) animation.finish();
+    }
+  }
 }"""
 
 
