@@ -1,6 +1,7 @@
 """Asks axe-core about an opened page."""
 
 from axe_playwright_python.base import AXE_SCRIPT
+from looks import settle
 
 # Rules are not tried on what is hidden, so solutions and cells are unfolded. Most of the time goes
 # into thousands of small parts that look the same everywhere. So a block of code keeps its coloured
@@ -28,6 +29,14 @@ FAULTS = """async (known) => {
     return found ?? [id, `${impact}: ${target.join(" ")}: ${html.slice(0, 200)}`];
   }));
 }"""
+
+
+def unfold(page):
+    """Show what is folded in an opened page, and less of what looks the same everywhere."""
+    if not getattr(page, "unfolded", False):
+        page.evaluate(UNFOLD)
+        settle(page)
+        page.unfolded = True
 
 
 def faults(page, known=()):

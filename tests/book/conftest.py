@@ -107,7 +107,7 @@ class _Pages:
         self._contexts.append(context)
         context.set_default_navigation_timeout(PATIENCE)
         page = context.new_page()
-        page.troubles = []
+        page.troubles, page.scheme = [], options.get("color_scheme", "light")
         self._watch(page)
         page.goto(f"{self._site}/{address}", wait_until="load")
         page.evaluate(FORMULAS_READY)

@@ -8,8 +8,8 @@ import re
 import unicodedata
 
 import pytest
-from axe_rules import UNFOLD, faults
-from looks import look, settle
+from axe_rules import faults, unfold
+from looks import look
 from pypdf import PdfReader
 
 # --- axe-core ------------------------------------------------------------------------------------
@@ -83,8 +83,7 @@ def test_text_in_our_boxes_and_pictures_stand_out(document, pictures, open_page)
     for scheme in ("light", "dark"):
         look(page, 1300, scheme)
         assert page.evaluate("document.documentElement.dataset.theme") == scheme
-        page.evaluate(UNFOLD)
-        settle(page)
+        unfold(page)
         found = page.evaluate(CONTRASTS, OUR_BOXES)
         assert len(found) > 50, scheme
         assert [(round(ratio, 2), text) for ratio, text in found if ratio < 4.5] == [], scheme

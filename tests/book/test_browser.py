@@ -5,7 +5,7 @@ what it is like as it was opened, and what it becomes last.
 """
 
 import pytest
-from axe_rules import UNFOLD, faults
+from axe_rules import faults, unfold
 from book_sources import toc_documents
 from bs4 import BeautifulSoup
 from looks import look, settle
@@ -114,9 +114,7 @@ def test_a_page_breaks_no_rule_of_its_own(visited, name):
     width, scheme = LOOKS[name]
     look(visited, width, scheme)
     assert visited.evaluate("document.documentElement.dataset.theme") == scheme
-    visited.evaluate(UNFOLD)
-    # What is unfolded fades in.
-    settle(visited)
+    unfold(visited)
     assert faults(visited, OF_THE_THEME[name]) == OF_THE_THEME[name]
 
 
