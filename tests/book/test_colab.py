@@ -40,10 +40,12 @@ FIGURE_2 = ("grids/figure-2.csv", "grids/figure-2.json")
 EMPTY = carrying.Carried("A", "", ())
 ASSIGNMENT = '''# %% assignment
 # title = "Small"
-# minutes = 120
+# minutes = {q1=120}
 
 # %% [markdown]
 # # Small
+#
+# **Question q1.** Read.
 
 # %%
 from lowgrad_utils import files, grids

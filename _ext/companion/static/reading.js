@@ -119,6 +119,15 @@ const breakBeforeInterval = (cell) => {
   cell.classList.add("lg-interval");
 };
 
+// A table that would have to scroll stands a little tighter.
+const tightenTables = () => {
+  for (const table of document.querySelectorAll(".cell_output > .output table.dataframe")) {
+    const box = table.closest(".cell_output > .output");
+    table.classList.remove("lg-tight");
+    table.classList.toggle("lg-tight", box.scrollWidth > box.clientWidth);
+  }
+};
+
 const prepareTables = () => {
   for (const table of document.querySelectorAll("table.dataframe")) {
     for (const head of table.querySelectorAll("th")) {
@@ -143,13 +152,13 @@ const prepareTables = () => {
     for (const cell of table.querySelectorAll("td.lg-number")) breakBeforeInterval(cell);
     const box = table.closest(".cell_output > .output");
     if (box) {
-      if (box.scrollWidth > box.clientWidth) table.classList.add("lg-tight");
       const hint = document.createElement("div");
       hint.className = "lg-tools";
       box.after(hint);
       followWidth(box, "Table", hint);
     }
   }
+  tightenTables();
 };
 
 // --- long names --------------------------------------------------------------------------------
@@ -193,17 +202,27 @@ const keepTogether = () => {
 // A display that is a little too wide becomes a little smaller; one that is far too wide, as on a
 // narrow screen, scrolls in its box.
 const fitFormulas = () => {
+  const sizes = [];
   for (const box of document.querySelectorAll("div.math")) {
     const container = box.querySelector("mjx-container");
     const formula = container?.querySelector("mjx-math");
     if (!formula) continue;
-    const share = box.clientWidth / formula.getBoundingClientRect().width;
-    if (share > 0.8 && share < 1) {
-      container.style.fontSize = `${Math.floor(share * parseFloat(container.style.fontSize))}%`;
+    container.dataset.lgSize ??= container.style.fontSize;
+    container.style.fontSize = container.dataset.lgSize;
+    sizes.push([box, container, formula]);
+  }
+  // All are measured before one is changed, so that the page is laid out once.
+  const shares = sizes.map(([box, , formula]) => box.clientWidth / formula.getBoundingClientRect().width);
+  for (const [k, [, container]] of sizes.entries()) {
+    if (shares[k] > 0.8 && shares[k] < 1) {
+      container.style.fontSize = `${Math.floor(shares[k] * parseFloat(container.dataset.lgSize))}%`;
     }
   }
 };
 addEventListener("load", () => window.MathJax?.startup?.promise?.then(fitFormulas));
+// A telephone that is turned has another width.
+addEventListener("resize", fitFormulas);
+addEventListener("resize", () => tightenTables());
 
 // --- paper -------------------------------------------------------------------------------------
 
