@@ -10,7 +10,6 @@ from pathlib import Path
 from urllib.parse import urlparse
 
 import pytest
-from filelock import FileLock
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "_ext"), str(Path(__file__).parent)]
@@ -45,11 +44,8 @@ def html(pytestconfig):
     from build_book import build
 
     # It takes minutes the first time, so it is seen at work. A failure is told once and in full;
-    # every test that needs the book then fails in one line. Processes that test side by side wait
-    # for each other.
-    capture = pytestconfig.pluginmanager.getplugin("capturemanager")
-    (ROOT / "_build").mkdir(exist_ok=True)
-    with capture.global_and_fixture_disabled(), FileLock(ROOT / "_build" / "tests.lock"):
+    # every test that needs the book then fails in one line.
+    with pytestconfig.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
         print()
         try:
             return build(ROOT)
