@@ -375,11 +375,25 @@ def book():
 
 
 def test(arguments):
-    """Make the environment with what tests need, run them; return the exit status."""
+    """Make the environment with what tests need, run them; return the exit status.
+
+    All of them run in two processes, each of which takes whole files; what is named is left to
+    pytest alone.
+    """
     make_environment(["book", "test"])
     add_peers()
     add_course()
-    return run_in_environment("-m", "pytest", *arguments)
+    if arguments:
+        return run_in_environment("-m", "pytest", *arguments)
+    # First: a book that is built beside the tests would take longer than its notebooks may.
+    built = run_in_environment(os.path.join("tools", "build_book.py"))
+    if built:
+        # The tests try to build it again, which two processes must not do at once.
+        run_in_environment("-m", "pytest")
+        return built
+    one_thread = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "MKL", "OPENBLAS")}
+    whole_files = ("-n", "2", "--dist", "loadfile")
+    return run_in_environment("-m", "pytest", *whole_files, env={**os.environ, **one_thread})
 
 
 def bench(arguments):

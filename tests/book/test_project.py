@@ -166,6 +166,32 @@ def test_tests_do_not_start_without_the_course(elsewhere, commands, monkeypatch,
     assert "No network" in _fails_in_one_line(capsys, "test")
 
 
+@pytest.mark.parametrize(("outcomes", "status"), [((0, 0), 0), ((1, 0), 1), ((0, 1), 1)])
+def test_the_book_is_built_before_the_tests_and_both_must_go_well(
+    elsewhere, commands, monkeypatch, outcomes, status
+):
+    ran, left = [], list(outcomes)
+
+    def run(*arguments, env=None):
+        ran.append(arguments)
+        return left.pop(0)
+
+    monkeypatch.setattr(project, "run_in_environment", run)
+    assert project.main(["test"]) == status
+    built, tested = ran
+    assert built[0].endswith("build_book.py")
+    assert tested[:2] == ("-m", "pytest")
+    # A book that does not build is built by the tests once more: not by two at a time.
+    assert ("-n" in tested) == (outcomes[0] == 0)
+
+
+def test_what_is_named_is_tested_alone(elsewhere, commands, monkeypatch):
+    ran = []
+    monkeypatch.setattr(project, "run_in_environment", lambda *given: ran.append(given) or 0)
+    assert project.main(["test", "tests/test_spectra.py"]) == 0
+    assert ran == [("-m", "pytest", "tests/test_spectra.py")]
+
+
 @pytest.mark.parametrize("given", [(), ("SUBMISSIONS=here",), ("OUT=there.csv",)])
 def test_make_grade_asks_for_what_it_needs(given):
     done = _make("grade", *given)
