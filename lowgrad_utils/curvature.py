@@ -313,7 +313,7 @@ class LossCurvature:
 
     def _forward(self, theta: dict[str, Tensor], inputs: Tensor) -> Tensor:
         everywhere = {slot: theta[name] for slot, name in self._slots.items()}
-        with _differentiable_attention():
+        with layer_by_layer(self._model), sdpa_kernel(SDPBackend.MATH):
             return functional_call(self._model, everywhere, (inputs,), tie_weights=False)
 
     def _unflatten(self, vector: Tensor) -> dict[str, Tensor]:
@@ -501,7 +501,7 @@ class LossCurvature:
 
     def _called(self, part: Tensor) -> Tensor:
         """Return the model's logits, after a look at what they are."""
-        with _differentiable_attention():
+        with layer_by_layer(self._model), sdpa_kernel(SDPBackend.MATH):
             logits = self._model(self._inputs[part].to(self.device))
         if not isinstance(logits, Tensor):
             raise TypeError(
@@ -680,15 +680,21 @@ def _check_batch(inputs: Tensor, labels: Tensor) -> None:
 
 
 @contextmanager
-def _differentiable_attention() -> Iterator[None]:
-    """Let attention be computed by formulas that can be differentiated forward and twice."""
-    fast = torch.backends.mha.get_fastpath_enabled()
+def layer_by_layer(model: nn.Module) -> Iterator[None]:
+    """Keep torch from kernels that compute several layers or steps at once.
+
+    A transformer's fast path calls no hooks and has no derivative; cuDNN's recurrent layers have
+    none in evaluation mode, and never a second one.
+    """
+    fast, cudnn = torch.backends.mha.get_fastpath_enabled(), torch.backends.cudnn.enabled
+    recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
     torch.backends.mha.set_fastpath_enabled(False)
+    torch.backends.cudnn.enabled = cudnn and not recurrent
     try:
-        with sdpa_kernel(SDPBackend.MATH):
-            yield
+        yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
+        torch.backends.cudnn.enabled = cudnn
 
 
 def _saved_bytes(forward: Callable[[], Any]) -> int:

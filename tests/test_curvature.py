@@ -485,6 +485,18 @@ def test_a_default_device_of_the_reader_does_not_matter():
     close(product, expected)
 
 
+@pytest.mark.parametrize(("kind", "used"), [("lstm", False), ("gru", False), ("vgg11", True)])
+def test_cudnn_is_left_out_where_it_has_no_derivative(kind, used):
+    # In evaluation mode its recurrent layers have none. No GPU is needed to see what is asked for.
+    model, inputs, labels = example(kind)
+    seen = []
+    model.register_forward_pre_hook(lambda *_: seen.append(torch.backends.cudnn.enabled))
+    at = LossCurvature(model, (inputs, labels))
+    at.gauss_newton @ at.gradient()
+    assert len(seen) > 1 and set(seen) == {used}
+    assert torch.backends.cudnn.enabled
+
+
 def test_batches_of_a_loader_are_gathered_once():
     at, model, inputs, labels = at_example("tanh")
     data = torch.utils.data.TensorDataset(inputs, labels)
