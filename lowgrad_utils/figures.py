@@ -333,8 +333,9 @@ def table(frame: pd.DataFrame, *, caption: str, digits: int = 3) -> None:
     """Display a table that a reader sorts by its column heads, with no kernel.
 
     A click on a head (or Enter, or the space bar) sorts by that column, a second one the other
-    way round. Columns of numbers sort as numbers, by ten digits of them. Wide or long tables
-    scroll in a box of their own. Where scripts are stripped the table is shown as it is.
+    way round. Columns of numbers sort as numbers, by ten digits of them. A value that is missing
+    is shown as a dash and stays at the end. Wide or long tables scroll in a box of their own.
+    Where scripts are stripped the table is shown as it is.
 
     Args:
         frame: The table. An index with a name (or names) is shown as columns, any other is not.
@@ -363,7 +364,9 @@ def table(frame: pd.DataFrame, *, caption: str, digits: int = 3) -> None:
     if shown.empty:
         raise ValueError(f"frame has shape {frame.shape}: it is empty, rows and columns are needed")
     page = _figure("lg-figure lg-sortable", _table_html(shown, caption, digits), caption)
-    plain = shown.to_string(index=False, float_format=f"{{:.{digits}f}}".format)
+    # na_rep does not reach None and pd.NA among objects.
+    dashed = shown.apply(lambda v: v.where(v.notna(), _DASH) if v.dtype == object else v)
+    plain = dashed.to_string(index=False, na_rep=_DASH, float_format=f"{{:.{digits}f}}".format)
     display(_Output(page, plain))
 
 
@@ -588,6 +591,8 @@ _HEAD_STYLE = (
     "white-space:nowrap;box-shadow:inset 0 -2px currentColor"
 )
 _CELL_STYLE = "padding:.15em .6em;white-space:nowrap"
+#: What a table shows where there is no value.
+_DASH = "–"
 _NUMBER_STYLE = f"{_CELL_STYLE};text-align:right;font-variant-numeric:tabular-nums"
 
 # The buttons are made by the script: where scripts are stripped, heads are plain text instead of
@@ -636,14 +641,16 @@ _TABLE_SCRIPT = """
 
 def _number_text(value: Any, digits: int) -> str:
     if pd.isna(value):
-        return ""
+        return _DASH
     return f"{value:.{digits}f}" if isinstance(value, float | np.floating) else str(value)
 
 
 def _cell_html(value: Any, numeric: bool, digits: int) -> str:
     if not numeric:
-        missing = value is None or value is pd.NA or value != value
-        return f'<td style="{_CELL_STYLE}">{"" if missing else html.escape(str(value))}</td>'
+        # Not pd.isna, which takes a list apart. An empty key sorts behind every text.
+        if value is None or value is pd.NA or value != value:
+            return f'<td style="{_CELL_STYLE}" data-value="">{_DASH}</td>'
+        return f'<td style="{_CELL_STYLE}">{html.escape(str(value))}</td>'
     # Scripts read "Infinity" as a number, but not "inf".
     exact = "" if pd.isna(value) else f"{value:.10g}".replace("inf", "Infinity")
     return (

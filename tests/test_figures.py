@@ -467,7 +467,7 @@ def test_a_table_shows_every_entry_with_few_digits(shown):
     assert [cell["text"] for cell in cells[:8]] == [
         "b & <c>", "-0.50", "2", "True", "a", "10.00", "10", "False",
     ]  # fmt: skip
-    assert [cell["text"] for cell in cells[8:12]] == ["", "", "9", "True"]
+    assert [cell["text"] for cell in cells[8:12]] == ["–", "–", "9", "True"]
     # Sorting goes by the exact value, which two digits would hide.
     assert [cell["data-value"] for cell in cells[1::4]] == ["-0.50004", "10", "", "-0.5"]
     assert page.all("figcaption")[0]["text"] == "Slopes & <counts>."
@@ -485,9 +485,13 @@ def test_infinite_entries_sort_as_numbers(shown):
     assert [cell["text"] for cell in cells] == ["inf", "1.000", "-inf"]
 
 
-def test_what_is_missing_has_an_empty_cell(shown):
+def test_what_is_missing_is_a_dash(shown):
     figures.table(pd.DataFrame({"x": ["a", None, np.nan, pd.NA]}, dtype=object), caption="c")
-    assert [cell["text"] for cell in Page(shown[0]["text/html"]).all("td")] == ["a", "", "", ""]
+    cells = Page(shown[0]["text/html"]).all("td")
+    assert [cell["text"] for cell in cells] == ["a", "–", "–", "–"]
+    # A dash would sort before letters.
+    assert [cell.get("data-value") for cell in cells] == [None, "", "", ""]
+    assert shown[0]["text/plain"].split() == ["x", "a", "–", "–", "–"]
 
 
 def test_a_named_index_is_shown_and_a_plain_one_is_not(shown):
@@ -608,15 +612,15 @@ def test_a_table_is_sorted_by_its_heads(page):
     assert head.get_attribute("aria-sort") is None
     page.get_by_role("button", name="slope").click()
     # As numbers by their exact values, not as texts; the missing one last.
-    assert column(page, 2) == ["-0.500", "-0.500", "10.000", ""]
-    assert column(page, 1) == ["b & <c>", "d", "a", ""]
+    assert column(page, 2) == ["-0.500", "-0.500", "10.000", "–"]
+    assert column(page, 1) == ["b & <c>", "d", "a", "–"]
     assert head.get_attribute("aria-sort") == "ascending"
     page.keyboard.press("Enter")
-    assert column(page, 1) == ["a", "d", "b & <c>", ""]
+    assert column(page, 1) == ["a", "d", "b & <c>", "–"]
     assert head.get_attribute("aria-sort") == "descending"
     page.get_by_role("button", name="case").focus()
     page.keyboard.press("Space")
-    assert column(page, 1) == ["a", "b & <c>", "d", ""]
+    assert column(page, 1) == ["a", "b & <c>", "d", "–"]
     assert head.get_attribute("aria-sort") is None
     page.get_by_role("button", name="count").click()
     assert column(page, 3) == ["1", "2", "9", "10"]
