@@ -236,8 +236,17 @@ class Diagnosis:
             "gauss_newton_null": _or_nan(self.gauss_newton_null),
         }
 
-    def table(self) -> pd.DataFrame:
-        """Return a table to read: one row a quantity, its value and what it means."""
+    def table(self, digits: int | None = None) -> pd.DataFrame:
+        """Return a table to read: one row a quantity, its value and what it means.
+
+        Args:
+            digits: Digits after the point. If given, values are texts, and counts stay whole.
+
+        Raises:
+            ValueError: If ``digits`` is not a whole number between 0 and 15.
+        """
+        if digits is not None and (type(digits) is not int or not 0 <= digits <= 15):
+            raise ValueError(f"digits is {digits!r}, but a whole number from 0 to 15 is needed")
         rows = [
             (f"s{_sub(k)}", float(s), f"singular value {k} of G")
             for k, s in enumerate(self.top.s, 1)
@@ -268,6 +277,8 @@ class Diagnosis:
             rows.append(("Gauss-Newton", self.gauss_newton, meaning))
             meaning = "the same with random signs of the examples"
             rows.append(("Gauss-Newton, signs", self.gauss_newton_null, meaning))
+        if digits is not None:
+            rows = [(name, _text(value, digits), meaning) for name, value, meaning in rows]
         return pd.DataFrame(rows, columns=["quantity", "value", "meaning"]).set_index("quantity")
 
 
@@ -277,6 +288,10 @@ _MEANINGS = {
     "S2": "data spike, along q",
     "E": "rest (operator norm)",
 }
+
+
+def _text(value: float, digits: int) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.{digits}f}"
 
 
 def _sub(k: int) -> str:

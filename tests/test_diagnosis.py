@@ -509,6 +509,24 @@ def test_table_and_numbers_say_the_same():
     assert repr(found) == "Diagnosis(0: Linear, gradient 8 x 6, 30 examples, 30 rows)"
 
 
+def test_a_table_with_digits_is_text():
+    found = diagnose(mlp(), "0", (X, LABELS), CROSS_ENTROPY)
+    exact, text = found.table()["value"], found.table(digits=2)["value"]
+    assert text["outliers"] == str(found.outliers)
+    others = text.drop("outliers")
+    assert all(len(value.rpartition(".")[2]) == 2 for value in others)
+    assert others.astype(float).to_numpy() == pytest.approx(
+        exact[others.index].to_numpy(), abs=0.005
+    )
+
+
+@pytest.mark.parametrize("digits", [-1, 16, 2.0, True, "3"])
+def test_digits_of_a_table_are_checked(digits):
+    found = diagnose(mlp(), "0", (X, LABELS), CROSS_ENTROPY)
+    with pytest.raises(ValueError, match="but a whole number from 0 to 15 is needed"):
+        found.table(digits=digits)
+
+
 def test_a_bias_gradient_of_rounding_has_no_direction():
     # Softmax does not see a constant on all keys.
     class Keys(nn.Module):
