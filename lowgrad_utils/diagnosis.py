@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lowgrad_utils import checks
-from lowgrad_utils.curvature import LossCurvature
+from lowgrad_utils.curvature import LossCurvature, layer_by_layer
 from lowgrad_utils.eigensolvers import top_eigenpairs
 from lowgrad_utils.gradients import RankOne
 from lowgrad_utils.spectra import (
@@ -607,7 +607,7 @@ def _signals(
         seen.append((x.detach().clone(), probe))
         return output + probe
 
-    with torch.inference_mode(False), torch.enable_grad(), _layer_by_layer():
+    with torch.inference_mode(False), torch.enable_grad(), layer_by_layer(model):
         # First of all hooks: others may change the output.
         handle = module.register_forward_hook(note, with_kwargs=True, prepend=True)
         try:
@@ -701,17 +701,6 @@ def _as_it_was(model: nn.Module) -> Iterator[None]:
                 buffers[key] = buffer
                 if not torch.equal(buffer, value):
                     buffer.copy_(value)
-
-
-@contextmanager
-def _layer_by_layer() -> Iterator[None]:
-    """Keep torch from fusing the layers of a transformer into one call, without their hooks."""
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
 
 
 # --- the Gauss-Newton share -----------------------------------------------------------------------

@@ -493,6 +493,24 @@ def test_layers_of_a_transformer_are_seen_in_evaluation_mode():
         diagnose(model, "encoder.self_attn.out_proj", (x, LABELS), CROSS_ENTROPY)
 
 
+def test_gradients_pass_a_recurrent_layer_in_evaluation_mode():
+    # cuDNN's have no derivative there: without a GPU one sees that it is not asked for.
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.lstm = nn.Linear(8, 6), nn.LSTM(6, 4, batch_first=True)
+
+        def forward(self, x):
+            seen.append(torch.backends.cudnn.enabled)
+            return self.lstm(self.first(x)[:, None])[0][:, 0]
+
+    seen, model = [], seeded(Recurrent)
+    found = diagnose(model, "first", (X, LABELS), CROSS_ENTROPY)
+    CROSS_ENTROPY(model(X), LABELS).backward()
+    torch.testing.assert_close(found.G, model.first.weight.grad.T, rtol=1e-10, atol=1e-14)
+    assert seen[0] is False and seen[-1] is True and torch.backends.cudnn.enabled
+
+
 # --- tables ---------------------------------------------------------------------------------------
 
 
