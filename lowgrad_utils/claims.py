@@ -713,6 +713,10 @@ def _row(claim_id: str, registry: Mapping[str, Claim]) -> Claim:
 
 def _record(claim: Claim, **measured: Any) -> Record:
     """Return the record of a row with what was measured, or with nothing measured."""
+    predicted = claim.rule.predicted if claim.rule else None
+    # The ledger writes a word for a row that predicts no number; readers are shown no line for it.
+    if predicted == "None":
+        predicted = None
     return Record(
         **{
             "id": claim.id,
@@ -725,7 +729,7 @@ def _record(claim: Claim, **measured: Any) -> Record:
             "control": claim.control,
             "controls": list(claim.controls),
             "measure": claim.rule.measure if claim.rule else None,
-            "predicted": claim.rule.predicted if claim.rule else None,
+            "predicted": predicted,
             "measured": None,
             "verdict": None,
             "expected": claim.expected,

@@ -471,6 +471,16 @@ class Box(HTMLParser):
         self.text += data + "\n"
 
 
+@pytest.mark.parametrize(("predicted", "shown"), [("None", False), ("None above 1", True)])
+def test_a_row_that_predicts_nothing_shows_no_prediction(tmp_path, predicted, shown):
+    registry = load(tmp_path, REGISTRY.replace("at most -1/4", predicted))
+    record = measure(registry)
+    assert (record.predicted == predicted) is shown
+    for text in (repr(record), record._repr_mimebundle_()[0]["text/html"]):
+        assert ("Predicted" in text) is shown
+    assert registry["t.rate"].rule.predicted == predicted
+
+
 def test_the_box_says_everything(registry):
     record = measure(registry, error=[1.23456e-11], sizes={"d": [250, 500]}, seeds=range(10))
     data, metadata = record._repr_mimebundle_()
