@@ -202,7 +202,7 @@ def test_tables_of_pandas_say_what_their_heads_are(open_page):
 
 def test_a_column_of_numbers_with_a_dash_is_one_of_numbers(open_page):
     page = open_page("chapters/theorem-3-1.html")
-    dashes = page.locator("table.dataframe td:text-is('—')")
+    dashes = page.locator("table.dataframe td:text-is('–')")
     assert dashes.count() > 0
     assert all("lg-number" in dash.get_attribute("class") for dash in dashes.all())
 
