@@ -57,7 +57,11 @@ _GREEK = {
     "Sigma": "Σ", "Phi": "Φ", "Theta": "Θ",
 }  # fmt: skip
 _SPELLED = re.compile(rf"(?<![A-Za-z_])(?:{'|'.join(_GREEK)})(?![A-Za-z]|_[A-Za-z]\w)")
-_SUBSCRIPT = re.compile(r"_\{([0-9+]+)\}")
+# G_{1+2}; lambda_1 and he_2, but not a measured rank_2; the papers' G0 to G3, S1, S12 and S2.
+_SUBSCRIPT = re.compile(
+    r"_\{(?P<braced>[0-9+]+)\}|(?:(?<=\b[A-Za-zα-ω])|(?<=\bhe))_(?P<digits>\d+)(?!\w)"
+    r"|(?<=\b[GS])(?P<matrix>[0-3]|12|1\+2)(?![\w+])"
+)
 _LOWERED = str.maketrans("0123456789+", "₀₁₂₃₄₅₆₇₈₉₊")
 
 _COMPARATORS = {
@@ -862,10 +866,10 @@ def readable(text: str) -> str:
 
     Example:
         >>> readable("lambda_1(G_{1+2}) = Theta(n^(2 nu - 1/2)), not beta_error")
-        'λ_1(G₁₊₂) = Θ(n^(2 ν - 1/2)), not beta_error'
+        'λ₁(G₁₊₂) = Θ(n^(2 ν - 1/2)), not beta_error'
     """
     text = _SPELLED.sub(lambda found: _GREEK[found[0]], text)
-    return _SUBSCRIPT.sub(lambda found: found[1].translate(_LOWERED), text)
+    return _SUBSCRIPT.sub(lambda found: found[found.lastgroup].translate(_LOWERED), text)
 
 
 def _headline(record: Record) -> str:

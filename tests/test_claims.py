@@ -514,7 +514,9 @@ def test_the_box_says_everything(registry):
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("lambda_1(G_{1+2}) = |delta_{c,c}|^2", "λ_1(G₁₊₂) = |δ_{c,c}|^2"),
+        ("lambda_1(G_{1+2}) = |delta_{c,c}|^2", "λ₁(G₁₊₂) = |δ_{c,c}|^2"),
+        ("G0, G1+2 of u_12, S12 + S2, he_2 in C1", "G₀, G₁₊₂ of u₁₂, S₁₂ + S₂, he₂ in C1"),
+        ("rank_2, q05_2, VGG11, x_2_high, G12x, S4", "rank_2, q05_2, VGG11, x_2_high, G12x, S4"),
         ("sigma' and mu_j, 2 nu", "σ' and μ_j, 2 ν"),
         ("beta_error, alphabet, min_nu, network", "beta_error, alphabet, min_nu, network"),
     ],
