@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from scipy.optimize import brentq
 from torch import Tensor
+from torch.special import hermite_polynomial_he
 
 from lowgrad_utils import checks
 from lowgrad_utils.networks import ACTIVATIONS
@@ -54,10 +55,10 @@ def hermite_polynomials(x: Tensor, degree: int) -> Tensor:
         >>> hermite_polynomials(torch.tensor([2.0]).double(), 2)[2] * 2**0.5
         tensor([3.], dtype=torch.float64)
     """
-    rows = [torch.ones_like(x), x]
-    for k in range(1, checks.positive_integer("degree", degree)):
-        rows.append((x * rows[-1] - math.sqrt(k) * rows[-2]) / math.sqrt(k + 1))
-    return torch.stack(rows)
+    degrees = range(checks.positive_integer("degree", degree) + 1)
+    return torch.stack(
+        [hermite_polynomial_he(x, k) / math.sqrt(math.factorial(k)) for k in degrees]
+    )
 
 
 def hermite_series(activation: str, s: Tensor, degree: int = 30) -> HermiteSeries:

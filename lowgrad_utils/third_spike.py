@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from scipy.optimize import brentq
 from torch import Tensor
+from torch.special import hermite_polynomial_he
 
 from lowgrad_utils import checks
 from lowgrad_utils.gradients import RankOne
@@ -110,7 +111,7 @@ def hidden_spike(
         network.activation, checks.vector("scale", scale, length=network.m), order
     )
     factor = network.gamma * data.zeta**order / (math.factorial(order) * data.n)
-    left = data.bulk_times(residue * hermite(data.z, order))
+    left = data.bulk_times(residue * hermite_polynomial_he(data.z, order))
     return RankOne(factor * left, network.a * moments * (network.W @ data.q) ** order)
 
 
@@ -151,28 +152,6 @@ def norm_spike(data: SpikedData, network: TwoLayerNetwork, residue: Tensor) -> R
     deviation = network.sigma.mu(t) - network.sigma.mu(mean)
     left = (network.gamma / data.n) * data.bulk_times(residue * deviation)
     return RankOne(left, network.a)
-
-
-def hermite(x: Tensor, order: int) -> Tensor:
-    """Evaluate the monic Hermite polynomial He_k: 1, x, x^2 - 1, x^3 - 3x, ...
-
-    Args:
-        x: Points, any shape.
-        order: k, at least 0.
-
-    Raises:
-        ValueError: If the order is not a whole number of at least 0.
-
-    Example:
-        >>> hermite(torch.tensor([2.0]), 3)
-        tensor([2.])
-    """
-    if checks.nonnegative("order", order) != int(order):
-        raise ValueError(f"order is {order!r}, but a whole number of at least 0 is needed")
-    last, value = torch.zeros_like(x), torch.ones_like(x)
-    for k in range(int(order)):
-        last, value = value, x * value - k * last
-    return value
 
 
 def shared_matrix(data: SpikedData, residue: Tensor) -> Tensor:

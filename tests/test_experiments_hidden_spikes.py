@@ -2,13 +2,14 @@ import math
 
 import pytest
 import torch
+from torch.special import hermite_polynomial_he
 
 from lowgrad_utils.experiments import hidden_spikes, scenario
 from lowgrad_utils.experiments.hidden_spikes import spike_scenario
 from lowgrad_utils.gradients import RankOne
 from lowgrad_utils.networks import ACTIVATIONS, TwoLayerNetwork
 from lowgrad_utils.spiked_data import sample_spiked_data
-from lowgrad_utils.third_spike import hermite, hidden_spike, slope_moments
+from lowgrad_utils.third_spike import hidden_spike, slope_moments
 
 FLOAT = torch.float64
 
@@ -100,7 +101,7 @@ def test_rest_populations_against_many_fresh_neurons(activation, order):
     columns = ACTIVATIONS[activation].derivative(data.X @ W.T)
     for k in range(order + 1):
         weights = slope_moments(activation, s, k) * (data.zeta * (W @ data.q)) ** k
-        columns -= torch.outer(hermite(data.z, k), weights) / math.factorial(k)
+        columns -= torch.outer(hermite_polynomial_he(data.z, k), weights) / math.factorial(k)
     columns = data.X_B.T @ (r[:, None] * columns)
     expected = case.network.gamma**2 / data.n**2 * case.network.m * columns @ columns.T / 30_000
     found = hidden_spikes.rest_population(case, order)

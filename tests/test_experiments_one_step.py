@@ -122,6 +122,10 @@ def test_functions_of_t_explain_themselves_and_smoothing_is_a_mean():
     v = t**2 - (t**2).mean()
     assert one_step.explained_share(v, [t**2, t]) == pytest.approx(1)
     assert one_step.explained_share(v, [t]) < 1e-10
+    # Two functions that are one up to rounding, as phi(t) and phi(-t) of an odd sigma, count once.
+    w = torch.randn(50, generator=torch.Generator().manual_seed(1), dtype=FLOAT)
+    twice = one_step.explained_share(w, [t, -t * (1 + 1e-15 * w)])
+    assert twice == pytest.approx(one_step.explained_share(w, [t]), rel=1e-9)
     noise = torch.randn(200_000, generator=torch.Generator().manual_seed(0), dtype=FLOAT)
     expected = [float(torch.relu(0.7 * x + 0.5 * noise).mean()) for x in t[::10]]
     ours = one_step.smoothed(t, 0.7, 0.5, "relu")[::10]

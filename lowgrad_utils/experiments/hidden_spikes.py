@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.special import hermite_polynomial_he
 
 from lowgrad_utils import checks
 from lowgrad_utils.experiments.initialisation import (
@@ -25,7 +26,6 @@ from lowgrad_utils.spectra import (
 )
 from lowgrad_utils.spiked_data import SpikedData, sample_spiked_data
 from lowgrad_utils.third_spike import (
-    hermite,
     hidden_spike,
     norm_spike,
     shared_matrix,
@@ -217,7 +217,10 @@ def rest_population(case: Scenario, order: int) -> Tensor:
     strength = data.zeta * t
     s = torch.sqrt(data.eigenvalues.mean() + strength.square())
     phi = sum(
-        torch.outer(hermite(data.z, k), slope_moments(network.activation, s, k) * strength**k)
+        torch.outer(
+            hermite_polynomial_he(data.z, k),
+            slope_moments(network.activation, s, k) * strength**k,
+        )
         / math.factorial(k)
         for k in range(order + 1)
     )

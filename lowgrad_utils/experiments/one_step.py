@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lowgrad_utils import checks
 from lowgrad_utils.datasets import load
+from lowgrad_utils.eigensolvers import orthonormal_columns
 from lowgrad_utils.experiments.initialisation import PSI_2
 from lowgrad_utils.feature_ridge import (
     RidgeFit,
@@ -551,8 +552,8 @@ def explained_share(v: Tensor, shapes: Iterable[Tensor]) -> float:
         v: A vector over examples.
         shapes: The functions' values there, one vector each; the constant is added.
     """
-    columns = torch.stack([torch.ones_like(v), *shapes], dim=1)
-    basis = torch.linalg.qr(columns).Q
+    # phi(t) and phi(-t) are one function if sigma is odd.
+    basis = orthonormal_columns(torch.stack([torch.ones_like(v), *shapes]))
     return float((basis.T @ v).square().sum() / v.square().sum())
 
 
