@@ -56,6 +56,7 @@ def test_the_2x2_matrix_is_exact_when_the_slopes_are_constant(monkeypatch):
         "derivative": lambda x: torch.full_like(x, 0.5),
         "mu": lambda s: torch.full_like(s, 0.5),
         "c": torch.zeros_like,
+        "mean_square_slope": lambda s: torch.full_like(s, 0.25),
     }
     flat = type("Flat", (), {name: staticmethod(f) for name, f in slopes.items()})
     monkeypatch.setattr(TwoLayerNetwork, "sigma", property(lambda self: flat))

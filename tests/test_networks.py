@@ -130,6 +130,14 @@ def test_mu_and_c_are_the_integrals(name, s):
 
 
 @each_activation
+@pytest.mark.parametrize("s", [0.1, 1.0, 2.7, 10.0, 60.0])
+def test_mean_square_slope_is_the_integral(name, s):
+    sigma = ACTIVATIONS[name]
+    expected = quad(lambda x: sigma.derivative(x).square(), s)
+    assert float(sigma.mean_square_slope(tensor(s))) == pytest.approx(expected, abs=1e-12)
+
+
+@each_activation
 @pytest.mark.parametrize("s", [0.05, 0.7, 4.0, 30.0])
 def test_c_obeys_steins_identity(name, s):
     # E sigma''(s g) = E g sigma'(s g) / s, which holds for ReLU's jump too.

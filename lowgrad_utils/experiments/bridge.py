@@ -25,7 +25,6 @@ from lowgrad_utils.networks import (
     LOSSES,
     SCALINGS,
     TwoLayerNetwork,
-    gaussian_mean,
     normalise_rows,
 )
 from lowgrad_utils.random_matrices import (
@@ -191,7 +190,7 @@ def predict(data: SpikedData, network: TwoLayerNetwork) -> Prediction:
     mu, c = sigma.mu(s), sigma.c(s)
     squares = torch.stack([c, c * (data.zeta * data.z).square() / d**0.5], 1)
     U, roots, _ = torch.linalg.svd(squares, full_matrices=False)
-    flat = float((d * s.square() * (mean_square_slope(network.activation, s) - mu.square())).mean())
+    flat = float((d * s.square() * (network.sigma.mean_square_slope(s) - mu.square())).mean())
     shift = unit * flat - unit * float(roots.square().sum()) / n
     level = float(mu.square().mean()) ** 0.5
     spike = data.zeta * mu * data.z
@@ -215,26 +214,6 @@ def predict(data: SpikedData, network: TwoLayerNetwork) -> Prediction:
         _z=spike / spike.norm(),
         _sizes=(unit * float(spike.square().sum()), theta),
     )
-
-
-def mean_square_slope(activation: str, s: Tensor) -> Tensor:
-    """Compute E sigma'(s g)^2 with g ~ N(0, 1), entrywise.
-
-    Args:
-        activation: A key of ``ACTIVATIONS``.
-        s: Standard deviations.
-
-    Raises:
-        ValueError: If the activation is unknown.
-
-    Example:
-        >>> mean_square_slope("relu", torch.tensor([2.0]).double())
-        tensor([0.5000], dtype=torch.float64)
-    """
-    sigma = ACTIVATIONS[checks.choice("activation", activation, ACTIVATIONS)]
-    if activation == "relu":
-        return torch.full_like(s, 0.5)  # sigma'^2 jumps, which the trapezoid rule would feel
-    return gaussian_mean(lambda t: sigma.derivative(t).square(), s)
 
 
 def orthogonal_residue(jacobian: LayerJacobian, residue: Tensor, k: int) -> Tensor:
@@ -333,7 +312,7 @@ def residue_spike_spread(data: SpikedData, network: TwoLayerNetwork) -> Tensor:
     size = data.X.square().sum(1).mean()
     scale = (size / data.d).sqrt()[None]
     mu = network.sigma.mu(scale)
-    noise = size * (mean_square_slope(network.activation, scale) - mu.square())
+    noise = size * (network.sigma.mean_square_slope(scale) - mu.square())
     linear = mu.square() * squares
     return squares / squares.sum() * linear / (linear + noise)
 
@@ -790,7 +769,7 @@ def predict_mixture(
     scale = torch.tensor([(1 + zeta**2 / d) ** 0.5], dtype=torch.float64)
     sigma = ACTIVATIONS[activation]
     mu, c = float(sigma.mu(scale)), float(sigma.c(scale))
-    power = float(mean_square_slope(activation, scale))
+    power = float(sigma.mean_square_slope(scale))
     strength = (zeta**2 + (c / mu) ** 2 * zeta**4 / d) * n / (classes * d)
     seen = spiked_singular_value(strength**0.5, n / d)
     shift = d * float(scale) ** 2 * (power - mu**2)

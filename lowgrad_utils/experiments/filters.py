@@ -19,7 +19,7 @@ from lowgrad_utils.convolutions import (
 )
 from lowgrad_utils.experiments.initialisation import PSI_1, RESIDUES, Scenario
 from lowgrad_utils.gradients import RankOne, closed_form_gradient, decompose
-from lowgrad_utils.networks import ACTIVATIONS, TwoLayerNetwork, gaussian_mean, normalise_rows
+from lowgrad_utils.networks import ACTIVATIONS, TwoLayerNetwork, normalise_rows
 from lowgrad_utils.spectra import operator_norm, principal_angles
 from lowgrad_utils.spiked_data import SpikedData, sample_spiked_data
 
@@ -112,10 +112,7 @@ def filter_scenario(
 def _slope_moments(data: SpikedData, network: TwoLayerNetwork) -> tuple[Tensor, Tensor]:
     """Variance and second moment of each neuron's slope."""
     s = data.preactivation_scale(network.W)
-    if network.activation == "relu":
-        second = torch.full_like(s, 0.5)  # Its slope is 0 or 1: no smooth function to integrate.
-    else:
-        second = gaussian_mean(lambda x: network.sigma.derivative(x).square(), s)
+    second = network.sigma.mean_square_slope(s)
     return second - network.sigma.mu(s).square(), second
 
 

@@ -17,7 +17,7 @@ from lowgrad_utils.experiments.initialisation import (
     residue_with_alignment,
 )
 from lowgrad_utils.gradients import decompose
-from lowgrad_utils.networks import LOSSES, TwoLayerNetwork, gaussian_mean
+from lowgrad_utils.networks import LOSSES, TwoLayerNetwork
 from lowgrad_utils.spectra import alignment, leading_singular_triplets
 from lowgrad_utils.spiked_data import (
     TARGETS,
@@ -163,8 +163,8 @@ def expected_spikes(data: SpikedData, network: TwoLayerNetwork, residue: torch.T
     mu, c = sigma.mu(s), sigma.c(s)
     weighted = data.z * r
     linear = c * (network.W @ (data.X.T @ weighted))
-    square = gaussian_mean(lambda x: sigma.derivative(x) ** 2, s)
-    noise = weighted.square().sum() * (square - mu**2 - (c * s) ** 2).clamp(min=0)
+    variance = sigma.mean_square_slope(s) - mu**2 - (c * s) ** 2
+    noise = weighted.square().sum() * variance.clamp(min=0)
     u = data.bulk_times(r)
     left = torch.stack([u, data.q], dim=1)
     # The signs a drop out of all inner products of right factors.
