@@ -85,6 +85,11 @@ def test_ranks_and_norms_of_the_rules():
     torch.testing.assert_close(torch.linalg.svdvals(flat), s.norm().expand(40) / math.sqrt(40))
     # The polar factor is the orthogonal matrix with the largest inner product with G.
     torch.testing.assert_close((flat * G).sum(), s.sum() * s.norm() / math.sqrt(40))
+    # With fewer examples than features G has zero singular values, which stay 0.
+    few = one_step.problem(40, ratio=0.75).parts
+    values = torch.linalg.svdvals(one_step.compressed(few, "orthogonal"))
+    torch.testing.assert_close(values[:30], few.G.norm().expand(30) / math.sqrt(30))
+    assert float(values[30:].max()) < 1e-10 * float(values[0])
     two = one_step.compressed(parts, "orthogonal-2")
     torch.testing.assert_close(two, U[:, :2] @ U[:, :2].T @ flat)
     signs = one_step.compressed(parts, "sign")

@@ -97,7 +97,8 @@ def _title(path: Path) -> str:
 def _about(root: Path, name: str, data: tuple[str, ...], where: address.Address | None) -> str:
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf8"))["project"]
     size = sum((root / "data" / each).stat().st_size for each in data) / 1e6
-    what = f"the data that its cells read ({len(data)} files, {size:.1f} MB)" if data else "no data"
+    files = "1 file" if len(data) == 1 else f"{len(data)} files"
+    what = f"the data that its cells read ({files}, {size:.1f} MB)" if data else "no data"
     published, links = "", " Links to other chapters are plain text here."
     if where:
         published, links = f" It is published at [{where.repository}]({where.repository}).", ""

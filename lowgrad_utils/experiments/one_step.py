@@ -251,8 +251,8 @@ def problem(
 
 
 #: Ways to replace a step's gradient G. "none" takes no step, "rank-k" is G's best approximation
-#: of rank k, "S1+S12" and "S1+S12+S2" are the first paper's pieces, "orthogonal" makes all singular
-#: values of G equal, "sign" takes the sign of each entry; both keep G's Frobenius norm.
+#: of rank k, "S1+S12" and "S1+S12+S2" are the first paper's pieces, "orthogonal" makes all nonzero
+#: singular values of G equal, "sign" takes the sign of each entry; both keep G's Frobenius norm.
 #: "orthogonal-2" and "sign-2" keep two singular directions of these, G's own two for the first.
 RULES = (
     "none",
@@ -302,8 +302,10 @@ def compressed(parts: Decomposition, rule: str) -> Tensor:
     if rule.startswith("rank"):
         return _truncated(U, s, Vh, int(rule.split("-")[1]))
     if rule.startswith("orthogonal"):
-        height = s.norm() / math.sqrt(len(s))
-        return _truncated(U, height.expand(len(s)), Vh, 2 if rule.endswith("2") else len(s))
+        # Below d examples G leaves directions out, for which rounding would choose partners.
+        rank = int((s > max(G.shape) * torch.finfo(s.dtype).eps * s[0]).sum())
+        height = s.norm() / math.sqrt(rank)
+        return _truncated(U, height.expand(len(s)), Vh, 2 if rule.endswith("2") else rank)
     signs = torch.sign(G) * (s.norm() / math.sqrt(G.numel()))
     return signs if rule == "sign" else _truncated(*torch.linalg.svd(signs, full_matrices=False), 2)
 
