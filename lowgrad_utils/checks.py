@@ -201,8 +201,8 @@ def _fresh_seeds() -> int:
 def _number(name: str, value: float, wanted: str) -> float:
     try:
         return float(value)
-    except (TypeError, ValueError):
-        raise TypeError(f"{name} is {value!r}, but {wanted}") from None
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise TypeError(f"{name} is {repr(value)[:60]}, but {wanted}") from None
 
 
 def _finite_number(name: str, value: float, admits: Callable[[float], bool], wanted: str) -> float:

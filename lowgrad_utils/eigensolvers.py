@@ -197,13 +197,13 @@ def orthonormal_columns(rows: Tensor) -> Tensor:
         rows: K x P.
 
     Raises:
-        ValueError: If all rows are zero.
+        ValueError: If all rows are zero, or one has NaN or infinity.
 
     Example:
         >>> orthonormal_columns(torch.tensor([[3.0, 0.0], [6.0, 0.0]])).shape
         torch.Size([2, 1])
     """
-    lengths = rows.norm(dim=1)
+    lengths = checks.matrix("rows", rows).norm(dim=1)
     rows = rows[lengths > 0] / lengths[lengths > 0, None]
     if len(rows) == 0:
         raise ValueError("all rows are zero, so they span nothing; at least one other is needed")
@@ -279,7 +279,8 @@ def spectral_density(
         seed: Seed, or generator, of the probes.
 
     Raises:
-        ValueError: If probes or steps are not whole numbers of at least 1.
+        ValueError: If probes or steps are not whole numbers of at least 1, or a product with A is
+            not finite.
 
     Source: Papyan 2018 (FastLanczos); Ubaru, Chen, Saad 2017.
 
@@ -315,6 +316,10 @@ def _lanczos(operator: SymmetricOperator, probe: Tensor, steps: int) -> tuple[li
         basis[step] = vector
         image = operator @ vector
         diagonal.append(float(image @ vector))
+        if not np.isfinite(diagonal[-1]):
+            raise ValueError(
+                "a product with A is not finite: its parameters or data have overflown"
+            )
         for _ in range(2):
             image = image - basis[: step + 1].T @ (basis[: step + 1] @ image)
         length = float(image.norm())

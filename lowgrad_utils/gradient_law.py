@@ -180,6 +180,8 @@ class GradientLaw:
         Raises:
             ValueError: If a point is not positive, or there is no bulk.
         """
+        if not bool((s > 0).all()):
+            raise ValueError(f"s has the point {float(s.min()):g}, but positive ones are needed")
         return 2 * s * self.covariance.density(s.square())
 
     def quantile(self, level: float) -> float:

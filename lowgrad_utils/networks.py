@@ -266,6 +266,7 @@ class Loss:
             y: Targets, length n; -1 or +1 for the logistic loss.
 
         Raises:
+            TypeError: If dtypes differ.
             ValueError: If shapes differ, an entry is NaN or infinite, or a label is outside the
                 loss's domain.
         """
@@ -279,6 +280,7 @@ class Loss:
             y: Targets, length n; -1 or +1 for the logistic loss.
 
         Raises:
+            TypeError: If dtypes differ.
             ValueError: If shapes differ, an entry is NaN or infinite, or a label is outside the
                 loss's domain.
 
@@ -293,6 +295,7 @@ class Loss:
 
     def _labels(self, f: Tensor, y: Tensor) -> Tensor:
         checks.vector("y", y, length=len(checks.vector("f", f)))
+        checks.same_dtype(f=f, y=y)
         if self.binary and not bool((y.abs() == 1).all()):
             strange = y[y.abs() != 1][0].item()
             raise ValueError(

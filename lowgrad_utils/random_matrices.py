@@ -142,11 +142,13 @@ def d_transform(x: float, singular_values: Tensor, shape: tuple[int, int]) -> fl
         shape: (n, d).
 
     Raises:
-        ValueError: If x is not above them all, or their number does not fit the shape.
+        ValueError: If x is not above them all, one is negative, or their number does not fit.
 
     Source: Benaych-Georges and Nadakuditi (2012), Section 2.3.
     """
     s = checks.vector("singular_values", singular_values, length=min(shape))
+    if float(s.min()) < 0:
+        raise ValueError(f"singular_values has {float(s.min()):g}, but none is below 0")
     if not x > float(s.max()):
         raise ValueError(f"x is {x:g}, but a point above the bulk's {float(s.max()):g} is needed")
     total = float((x / (x**2 - s.square())).sum())

@@ -190,7 +190,8 @@ def share_interval(successes: int, n: int, *, level: float = 0.95) -> Interval:
 def _fit(sizes, values, seeds, point, level, resamples, seed) -> Rate:
     """Fit ``point`` of the values of each size on log size; see ``fit_rate`` for the interval."""
     _check_level(level)
-    if checks.positive_integer("resamples", resamples) < 100:
+    resamples = checks.positive_integer("resamples", resamples)
+    if resamples < 100:
         raise ValueError(f"resamples is {resamples}, but at least 100 are needed")
     distinct = np.unique(sizes)
     if len(distinct) < 3:

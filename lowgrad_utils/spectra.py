@@ -48,7 +48,7 @@ def leading_singular_triplets(A: Tensor, k: int, *, seed: int = 0) -> SingularTr
         >>> leading_singular_triplets(A, 2).s
         tensor([3., 2.], dtype=torch.float64)
     """
-    checks.matrix("A", A)
+    A = checks.matrix("A", A).detach()
     smaller = min(A.shape)
     k = checks.positive_integer("k", k)
     if k > smaller:
@@ -174,6 +174,7 @@ def principal_angles(A: Tensor, B: Tensor) -> Tensor:
         min(k, l) angles between 0 and pi/2.
 
     Raises:
+        TypeError: If dtypes differ.
         ValueError: If the matrices are not finite or have different numbers of rows.
 
     Example:
@@ -182,7 +183,9 @@ def principal_angles(A: Tensor, B: Tensor) -> Tensor:
         tensor([1.5708], dtype=torch.float64)
     """
     checks.matrix("B", B, rows=checks.matrix("A", A).shape[0])
-    large, small = sorted((scipy.linalg.orth(M.cpu().numpy()) for M in (A, B)), key=_columns)[::-1]
+    checks.same_dtype(A=A, B=B)
+    bases = (scipy.linalg.orth(M.detach().cpu().numpy()) for M in (A, B))
+    large, small = sorted(bases, key=_columns)[::-1]
     overlap = large.T @ small
     # scipy.linalg.subspace_angles (1.17) takes the arcsine where the arccosine is due, and the
     # arccosine where the arcsine is, if small and large angles come together: half of the digits.

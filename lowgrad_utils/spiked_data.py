@@ -161,6 +161,7 @@ def sample_spiked_data(
     """
     n, nu = checks.positive_integer("n", n), checks.nonnegative("nu", nu)
     eigenvalues = bulk_eigenvalues(d, alpha)
+    d = len(eigenvalues)
     if n >= d:
         warnings.warn(
             f"n = {n} is not below d = {d}: Assumption 1 asks for n/d -> psi_1 < 1, "

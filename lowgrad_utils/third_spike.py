@@ -50,6 +50,7 @@ def slope_moments(activation: str, s: Tensor, order: int) -> Tensor:
     sigma = ACTIVATIONS[checks.choice("activation", activation, ACTIVATIONS)]
     if isinstance(order, bool) or order not in range(7):
         raise ValueError(f"order is {order!r}, but a whole number from 0 to 6 is needed")
+    order = int(order)
     first = sigma.c if order % 2 else sigma.mu
     with torch.enable_grad():
         variable = s.detach().requires_grad_() if isinstance(s, Tensor) else s
@@ -105,6 +106,7 @@ def hidden_spike(
     checks.same_dtype(X=data.X, W=network.W, residue=residue)
     if isinstance(order, bool) or order not in range(1, 7):
         raise ValueError(f"order is {order!r}, but a whole number from 1 to 6 is needed")
+    order = int(order)
     if scale is None:
         scale = data.preactivation_scale(network.W)
     moments = slope_moments(

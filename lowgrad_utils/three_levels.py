@@ -275,7 +275,7 @@ def explicit_terms(derivatives: Tensor, labels: Tensor) -> dict[str, Tensor]:
         labels: Class of each example (n).
 
     Raises:
-        ValueError: If a class has no example.
+        ValueError: If a class has no example, or a label is none of 0 ... C - 1.
 
     Source: Papyan 2019, Eqs. 21-28.
 
@@ -286,6 +286,8 @@ def explicit_terms(derivatives: Tensor, labels: Tensor) -> dict[str, Tensor]:
         True
     """
     n, c, size = derivatives.shape
+    if labels.shape != (n,) or not bool(((labels >= 0) & (labels < c)).all()):
+        raise ValueError(f"labels are not {n} numbers from 0 to {c - 1}, one for each example")
     terms = {name: derivatives.new_zeros(size, size) for name in ("G0", "G1", "G2", "G3")}
     for label in range(c):
         own = derivatives[labels == label]
