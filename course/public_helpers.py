@@ -8,6 +8,7 @@ import torch
 
 def ran(hint, function, *arguments):
     """Return what the function gives; if it raises an error, stop with that and a hint."""
+    assert function is not None, "the function is not defined: run the cell of the answer first"
     try:
         return function(*arguments)
     except Exception as error:
@@ -16,7 +17,9 @@ def ran(hint, function, *arguments):
 
 def shaped(name, value, *shape):
     """Stop with a helpful line unless `value` is a tensor of finite numbers of this shape."""
-    assert value is not None, f"{name} is None: does the function end with 'return ...'?"
+    assert value is not None, (
+        f"{name} is None: does the function end with 'return ...', or is it still the gap?"
+    )
     assert value is not ..., f"{name} is still the gap: write your code in place of '...'"
     assert isinstance(value, torch.Tensor), f"{name} is a {type(value).__name__}, not a tensor"
     found = tuple(value.shape)
