@@ -820,7 +820,8 @@ def fit_exponent(sizes, values):
 # Theorem 3.1 speaks of limits. What should a fit show at sizes around 200? Take
 # $n = 0.75\,d$ (rounded to the nearest whole number), $\zeta = n^\nu$, bulk variances
 # $k^{-\alpha}$ for $k = 1 \dots d$ with the sum $\operatorname{tr}\hat\Sigma$, uniform unit
-# rows $w_j$, and a residue with a mean, $r_i = 1 + \tfrac12 g_i$ with independent $g_i \sim N(0, 1)$. Work out
+# rows $w_j$, and a residue with a mean, $r_i = 1 + \tfrac12 g_i$ with
+# independent $g_i \sim N(0, 1)$. Work out
 #
 # $$
 # \rho^2 = \frac{\mathbb E\,\|S_2\|^2}{\mathbb E\,\|S_1\|^2}, \qquad
