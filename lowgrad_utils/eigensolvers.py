@@ -106,6 +106,13 @@ def top_eigenpairs(
     return Eigenpairs(values, vectors, errors, used)
 
 
+def _finite_product(operator: SymmetricOperator, vector: Tensor) -> Tensor:
+    image = operator @ vector
+    if not torch.isfinite(image.sum()):
+        raise ValueError("a product with A is not finite: its parameters or data have overflown")
+    return image
+
+
 def _arpack(
     operator: SymmetricOperator,
     k: int,
@@ -121,12 +128,7 @@ def _arpack(
         nonlocal counted
         counted += 1
         column = torch.from_numpy(np.ascontiguousarray(vector).reshape(-1))
-        image = operator @ column.to(operator.dtype)
-        if not torch.isfinite(image.sum()):
-            raise ValueError(
-                "a product with A is not finite: its parameters or data have overflown"
-            )
-        return image.cpu().numpy()
+        return _finite_product(operator, column.to(operator.dtype)).cpu().numpy()
 
     # ARPACK computes in the vectors' own precision.
     start = first.cpu().to(operator.dtype).numpy()
@@ -314,12 +316,8 @@ def _lanczos(operator: SymmetricOperator, probe: Tensor, steps: int) -> tuple[li
     vector = probe / probe.norm()
     for step in range(steps):
         basis[step] = vector
-        image = operator @ vector
+        image = _finite_product(operator, vector)
         diagonal.append(float(image @ vector))
-        if not np.isfinite(diagonal[-1]):
-            raise ValueError(
-                "a product with A is not finite: its parameters or data have overflown"
-            )
         for _ in range(2):
             image = image - basis[: step + 1].T @ (basis[: step + 1] @ image)
         length = float(image.norm())

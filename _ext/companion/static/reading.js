@@ -100,7 +100,7 @@ const alignColumns = (table) => {
   const body = byColumn([...table.tBodies].flatMap((part) => [...part.rows]));
   for (const [at, cells] of body) {
     // A dash stands for a missing value, in a column of numbers as well.
-    const texts = cells.map((cell) => cell.textContent.trim()).filter((text) => text && !/^–$/.test(text));
+    const texts = cells.map((cell) => cell.textContent.trim()).filter((text) => text && text !== "–");
     const name = texts.length && texts.every((text) => NUMBER.test(text)) ? "lg-number" : "lg-word";
     for (const cell of [...cells, ...(heads.get(at) ?? [])]) cell.classList.add(name);
   }
@@ -223,7 +223,7 @@ const fitFormulas = () => {
 addEventListener("load", () => window.MathJax?.startup?.promise?.then(fitFormulas));
 // A telephone that is turned has another width.
 addEventListener("resize", fitFormulas);
-addEventListener("resize", () => tightenTables());
+addEventListener("resize", tightenTables);
 
 // --- paper -------------------------------------------------------------------------------------
 
