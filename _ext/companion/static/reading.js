@@ -160,6 +160,8 @@ const prepareTables = () => {
     }
   }
   tightenTables();
+  // The article is as wide as the theme's columns leave it, which they do after the window's event.
+  new ResizeObserver(tightenTables).observe(document.querySelector("article"));
 };
 
 // --- long names --------------------------------------------------------------------------------
@@ -223,7 +225,6 @@ const fitFormulas = () => {
 addEventListener("load", () => window.MathJax?.startup?.promise?.then(fitFormulas));
 // A telephone that is turned has another width.
 addEventListener("resize", fitFormulas);
-addEventListener("resize", tightenTables);
 
 // --- paper -------------------------------------------------------------------------------------
 
