@@ -161,7 +161,8 @@ const prepareTables = () => {
   }
   tightenTables();
   // The article is as wide as the theme's columns leave it, which they do after the window's event.
-  new ResizeObserver(tightenTables).observe(document.querySelector("article"));
+  const article = document.querySelector("article");
+  if (article) new ResizeObserver(tightenTables).observe(article);
 };
 
 // --- long names --------------------------------------------------------------------------------
