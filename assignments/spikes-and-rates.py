@@ -1,6 +1,6 @@
 # %% assignment
 # title = "Spikes and rates"
-# minutes = {q1=30, q2=25, w1=15, q3=25, q4=40, q5=40, w2=35, q6=25, w3=15, q7=20, q8=45, w4=30}
+# minutes = {q1=30, q2=25, w1=15, q3=25, q4=40, q5=40, w2=35, q6=25, w3=15, q7=20, q8=30, w4=30}
 # withheld = [
 #     "lowgrad_utils.random_matrices.SampleCovariance",
 #     "lowgrad_utils.random_matrices.marchenko_pastur_density",
@@ -106,6 +106,9 @@ hint = "A matrix and its transpose have the same singular values, hence the same
 assert abs(noise_level(s, 8, 5) / loud - 1) < 2e-4, hint
 louder = noise_level(torch.tensor([900.0, 3.0, 1.0, 0.9, 0.8]).double(), 5, 8)
 assert abs(louder / loud - 1) < 2e-4, "The largest value moved, the median did not: nor may tau."
+even, equal = (torch.tensor([9.0, *two, 0.5]).double() for two in ([3.0, 1.0], [2.0, 2.0]))
+hint = "The median of 9, 3, 1 and 0.5 is 2, the mean of the two in the middle."
+assert abs(noise_level(even, 4, 8) / noise_level(equal, 4, 8) - 1) < 2e-4, hint
 
 
 # %% hidden common
@@ -159,7 +162,7 @@ def check(calls, answers):
 
 # %% hidden q1 1: tall matrices
 def calls(rng):
-    return noisy_calls(rng, ((60, 33), (44, 43)))
+    return noisy_calls(rng, ((60, 34), (44, 43)))
 
 
 def check(calls, answers):
@@ -198,6 +201,16 @@ def noise_level(s, n, d):
     inside = ((high**2 - x**2) * (x**2 - low**2)).clamp(min=0)
     below = torch.cumsum(inside.sqrt() / (math.pi * c * x), dim=0) * (x[1] - x[0])
     middle = x[(below < 0.5).sum()] if torch.isfinite(below).all() else torch.tensor(math.nan)
+    return float(s.quantile(0.5) / (math.sqrt(max(n, d)) * middle))
+
+
+# %% wrong q1 1: the lower of the two values in the middle
+def noise_level(s, n, d):
+    c, count = min(n, d) / max(n, d), 100_000
+    angle = (torch.arange(count, dtype=torch.float64) + 0.5) * (math.pi / count)
+    squares = 1 + c - 2 * math.sqrt(c) * angle.cos()
+    below = torch.cumsum(2 * angle.sin().square() / squares, dim=0) / count
+    middle = squares[torch.searchsorted(below, 0.5)].sqrt()
     return float(s.median() / (math.sqrt(max(n, d)) * middle))
 
 
@@ -435,8 +448,9 @@ plt.show()
 # %% [markdown]
 # **Question w1.** (a) Near which $\zeta$ does the first value leave the bulk, and how does this fit
 # the formula? How wrong is $s_1$ as an estimate of the strength at $\zeta = 1.5$ and at
-# $\zeta = 4$, and why? (b) Look at the unshrunk estimate and its scatter below the threshold: in
-# how many of the 12 draws is it not 0, although the theory says it should be? What would you add
+# $\zeta = 4$, and why? (b) Look at the unshrunk estimate and its scatter below the threshold: at
+# each of these $\zeta$, in how many of the 12 draws is it not 0, although the theory says it
+# should be? What would you add
 # to `unshrink` for data of this size? (Describe it, and leave the function as it is: the tests
 # want the formula.) (Four to six sentences; read single draws off `found`.)
 
@@ -503,15 +517,21 @@ hint = "With r = (1/2, -1/2) both examples have the same mean, with opposite sig
 assert opposite.norm() < 1e-9, hint
 
 # %% public q3
-W, a, q = torch.ones(1, 1).double(), torch.ones(1).double(), torch.ones(1).double()
+W, a, q = torch.ones(1, 1).double(), -torch.ones(1).double(), torch.ones(1).double()
 stream = torch.Generator().manual_seed(0)
 x, z = torch.randn(2, 1_000_000, generator=stream, dtype=torch.float64)
-r, s = torch.tensor([2.0]).double(), torch.tensor([math.sqrt(1 + 3.0**2)]).double()
+r, s = torch.tensor([2.0, 1.0]).double(), torch.tensor([math.sqrt(1 + 3.0**2)]).double()
 S = mean_data_spike(W, a, q, 3.0, 0.5, r, s, "softplus")
 shaped("E S2 for one neuron", S, 1, 1)
-average = float((0.5 * 3.0 * z * 2.0 * (torch.sigmoid(x + 3.0 * z) - 0.5)).mean())
-hint = "zeta stands in front and in Cov(z, w^T x); and h in Stein's lemma is sigma' here."
-assert abs(float(S) / average - 1) < 0.02, f"a million draws give {average:.2f} here. {hint}"
+# One neuron with a = -1, n = 2 examples: gamma zeta / n times a (r_1 + r_2) E z sigma'.
+average = float((0.5 * 3.0 / 2 * z * -3.0 * (torch.sigmoid(x + 3.0 * z) - 0.5)).mean())
+hint = "gamma zeta / n stands in front, zeta once more in Cov(z, w^T x), and a_j has its sign"
+hint += "; h in Stein's lemma is sigma' here."
+wrong = f"a million draws give {average:.3f} for n = 2 and a = -1, your formula {float(S):.3f}"
+assert abs(float(S) / average - 1) < 0.02, f"{wrong}: {hint}"
+S = mean_data_spike(W, a, q, 3.0, 0.5, r, s, "relu")
+hint = "sigma'' is 0 off the kink, but c(s) is not: E z sigma' does not vanish."
+assert abs(float(S)) > 0.1, f"E S2 is {float(S):.3g} for ReLU. {hint}"
 
 
 # %% hidden common
@@ -656,16 +676,18 @@ def fit_exponent(sizes, values):
 
 
 # %% public q4
-sizes = torch.tensor([100.0, 200.0, 400.0]).double()
+sizes = torch.tensor([100.0, 200.0, 800.0]).double()
+y = torch.tensor([[0.1, -0.1, 0.3, -0.3], [0.0, 0.1, -0.1, 0.2], [0.2, -0.2, 0.0, 0.1]]).double()
+found = ran("It takes sizes and values.", fit_exponent, sizes, torch.exp(y))
+shaped("(slope, low, high)", found, 3)
+hint = "Least squares of log value against log size, over all points."
+close("the slope", found[0], 0.025 / (14 / 3 * math.log(2)), hint)
+assert found[1] < found[0] < found[2], "low, slope and high must come in this order"
 exact = torch.stack([3 * sizes**-0.5] * 4, dim=1)
 hint = "No scatter makes a standard error 0: look for 0/0 where you divide by it."
 found = ran(hint, fit_exponent, sizes, exact)
-shaped("(slope, low, high)", found, 3)
-close("the slope and both ends for 3 size^(-1/2)", found, [-0.5, -0.5, -0.5], hint)
-y = torch.tensor([[0.1, -0.1, 0.3, -0.3], [0.0, 0.1, -0.1, 0.2], [0.2, -0.2, 0.0, 0.1]]).double()
-slope, low, high = fit_exponent(sizes, torch.exp(y)).tolist()
-close("the slope", slope, (0.025 - 0.0) / math.log(4), "Least squares of the logarithms.")
-assert low < slope < high, "low, slope and high must come in this order"
+assert all(math.isfinite(float(each)) for each in found), f"it is {found} without scatter. {hint}"
+close("slope and ends for 3 size^(-1/2)", found, [-0.5, -0.5, -0.5], "No scatter, no length.")
 
 # %% public q4
 stream = torch.Generator().manual_seed(3)
@@ -677,6 +699,11 @@ shaped("(slope, low, high)", trials[0], 3)
 share = sum(1 for found in trials if found[1] <= 0 <= found[2]) / 300
 hint = "Mind both: scatter that differs between sizes, and Student's t for few seeds."
 assert share > 0.9, f"of 300 intervals only {share:.0%} contain the true exponent 0. {hint}"
+length = float(torch.tensor([float(high - low) for _, low, high in trials]).median())
+hint = "Is each variance divided by K - 1 (not K), and is it the 97.5 % point of Student's t?"
+assert length > 0.56, f"their median length is {length:.2f}, about 0.60 is needed. {hint}"
+hint = "The slope is made of means over the seeds, which scatter less than single seeds."
+assert length < 0.9, f"their median length is {length:.2f}, 0.60 would do. {hint}"
 
 
 # %% hidden common
@@ -700,6 +727,13 @@ def per_seed_width(sizes, values):
 
     slopes = np.polyfit(np.log(sizes), np.log(values), 1)[0]
     return 2 * stats.t.ppf(0.975, len(slopes) - 1) * stats.sem(slopes)
+
+
+def length_ratio(calls, answers):
+    """The median length of the intervals, in multiples of Student's for one slope a seed."""
+    ends = [array(found, (3,), name="the result")[1:] for found in answers]
+    widths = [per_seed_width(**c.arguments) for c in calls]
+    return np.median([(high - low) / width for (low, high), width in zip(ends, widths)])
 
 
 # %% hidden q4 1: slope
@@ -742,6 +776,10 @@ def check(calls, answers):
     # Right intervals reach 0.95 and those of 90 % reach 0.905, with standard errors of 0.005 and
     # 0.007: four or three of them away from either.
     assert share > 0.926, f"only {share:.1%} of the intervals contain the true exponent"
+    # With a variance over K in place of K - 1 they reach 0.93, too close to tell from 0.95 by
+    # counting; their length, 0.87 of Student's, tells. Right ways have 0.96 to 1.
+    ratio = length_ratio(calls, answers)
+    assert ratio > 0.92, f"the intervals have {ratio:.2f} times the length that 95 % need"
 
 
 # %% hidden q4 1: the interval is no longer than needed
@@ -750,11 +788,7 @@ def calls(rng):
 
 
 def check(calls, answers):
-    ratios = []
-    for c, found in zip(calls, answers):
-        _, low, high = array(found, (3,), name="the result")
-        ratios.append((high - low) / per_seed_width(**c.arguments))
-    ratio = np.median(ratios)
+    ratio = length_ratio(calls, answers)
     assert ratio < 1.4, f"the interval is {ratio:.1f} times as long as it has to be"
 
 
@@ -772,6 +806,15 @@ def fit_exponent(sizes, values):
     x, y = torch.log(sizes), torch.log(values)
     slopes = (x - x.mean()) @ y / (x - x.mean()).square().sum()
     half = stats.t.ppf(0.95, len(slopes) - 1) * float(slopes.std()) / math.sqrt(len(slopes))
+    mean = float(slopes.mean())
+    return torch.tensor([mean, mean - half, mean + half], dtype=torch.float64)
+
+
+# %% wrong q4 2: variances divided by the number of seeds
+def fit_exponent(sizes, values):
+    x, y = torch.log(sizes), torch.log(values)
+    slopes = (x - x.mean()) @ y / (x - x.mean()).square().sum()
+    half = stats.t.ppf(0.975, len(slopes) - 1) * slopes.numpy().std() / math.sqrt(len(slopes))
     mean = float(slopes.mean())
     return torch.tensor([mean, mean - half, mean + half], dtype=torch.float64)
 
@@ -871,7 +914,10 @@ assert float(predicted_ratio(200, 0.25, 0.0, "tanh")) > 0.05, hint
 # %% public q5
 ratio = predicted_ratio(160, 0.5, 0.0, "softplus")
 assert ratio is not None, "it returns nothing: does it end with 'return ...'?"
-hint = "With d = 160, nu = 1/2, alpha = 0: n = 120, zeta^2 = 120, tr = 160 and s^2 = 1.75."
+assert abs(float(ratio) / 7.73 - 1) > 0.01, f"{float(ratio):.3g} is rho^2: return its root, rho"
+hint = "With d = 160, nu = 1/2, alpha = 0: n = 120, zeta^2 = 120, tr = 160 and s^2 = 1.75,"
+hint += " so that mu = 0.5, c = 0.187 and V = 0.0631. The mean of v adds 7.55 to rho^2, its"
+hint += " scatter 0.19."
 assert abs(float(ratio) / 2.78 - 1) < 0.01, f"2.78 is right here, not {float(ratio):.3g}. {hint}"
 odd = float(predicted_ratio(81, 0.5, 0.0, "softplus"))
 hint = "0.75 * 81 = 60.75, which rounds to 61 examples."
@@ -1138,7 +1184,7 @@ plt.show()
 # as a spike, and you go on with $k + 1$. Otherwise stop.
 #
 # **Question q6.** Write `count_spikes`, which returns the number $k$ of spikes. The same `seed`
-# must give the same signs.
+# must give the same signs, and another seed others.
 
 
 # %% answer q6
@@ -1177,6 +1223,18 @@ two = count_spikes(bulk + strong)
 assert two is not None, "it returns nothing: does it end with 'return ...'?"
 hint = "Take the first spike out before you look for the edge of the second: with signs it is loud."
 assert int(two) == 2, f"there are two spikes in this matrix, but you count {int(two)}. {hint}"
+
+# %% public q6
+block = 1e-3 * torch.randn(30, 40, generator=torch.Generator().manual_seed(7)).double()
+block[:2, :2] += 1
+none = ran("It takes X, draws and seed.", count_spikes, block.clone(), 40)
+assert none is not None, "it returns nothing: does it end with 'return ...'?"
+hint = "Four entries make the norm 2, and with signs 2 or 1.41: the largest of 40 draws is 2."
+assert int(none) == 0, f"this is no spike for random signs, but you count {int(none)}. {hint}"
+one = [int(count_spikes(block, draws=1, seed=seed)) for seed in range(20)]
+again = [int(count_spikes(block, draws=1, seed=seed)) for seed in range(20)]
+assert one == again, "The same seed gives other signs at the second call: make a generator from it."
+assert len(set(one)) > 1, "Twenty seeds give the same signs: the seed must decide them."
 
 
 # %% hidden common
@@ -1241,7 +1299,83 @@ def check(calls, answers):
     check_counts(answers, (2, 3))
 
 
-# %% wrong q6 3: one sign for a whole row
+# %% hidden common
+def with_block(rng, size):
+    """Next to nothing, and somewhere a square of ones, whose signs decide the norm."""
+    X = 1e-3 * rng.normal(size=(30, 40))
+    rows, columns = rng.permutation(30)[:size], rng.permutation(40)[:size]
+    X[np.ix_(rows, columns)] += 1
+    return X
+
+
+# %% hidden q6 1: the largest of all draws
+def calls(rng):
+    # Signs keep the norm of a 2 x 2 square in half of the draws, of 3 x 3 in one of sixteen.
+    pairs = [call("count_spikes", X=with_block(rng, 2), draws=40) for _ in range(4)]
+    threes = [call("count_spikes", X=with_block(rng, 3), draws=250, seed=k) for k in range(10)]
+    return pairs + threes
+
+
+def check(calls, answers):
+    check_counts(answers, [0] * len(answers))
+
+
+# %% hidden q6 1: the signs belong to the seed
+def calls(rng):
+    # One draw for a 2 x 2 square, ten for 3 x 3: half of the seeds count 0 in either case.
+    two, three = with_block(rng, 2), with_block(rng, 3)
+    seeds = rng.integers(1000, size=24).tolist()
+    wanted = [call("count_spikes", X=two, draws=1, seed=seed) for seed in seeds]
+    wanted += [call("count_spikes", X=three, seed=seed) for seed in seeds]
+    return wanted + wanted
+
+
+def check(calls, answers):
+    counts = [float(array(found, (), name="the number of spikes")) for found in answers]
+    assert counts[:48] == counts[48:], "the same seed gives other signs at another call"
+    one, ten = set(counts[:24]), set(counts[24:48])
+    assert len(one) > 1 or len(ten) > 1, "24 seeds give the same signs"
+
+
+# %% wrong q6 1: the mean of the draws
+def count_spikes(X, draws=10, seed=0):
+    stream = torch.Generator().manual_seed(seed)
+    U, s, Vh = torch.linalg.svd(X, full_matrices=False)
+    for k in range(len(s)):
+        rest = X - (U[:, :k] * s[:k]) @ Vh[:k]
+        signs = 2.0 * torch.randint(0, 2, (draws, *X.shape), generator=stream) - 1
+        edge = torch.linalg.matrix_norm(rest * signs, ord=2).mean()
+        if s[k] <= (1 + min(X.shape) ** (-2 / 3)) * edge:
+            return k
+    return len(s)
+
+
+# %% wrong q6 1: ten draws, whatever is asked
+def count_spikes(X, draws=10, seed=0):
+    stream = torch.Generator().manual_seed(seed)
+    U, s, Vh = torch.linalg.svd(X, full_matrices=False)
+    for k in range(len(s)):
+        rest = X - (U[:, :k] * s[:k]) @ Vh[:k]
+        signs = 2.0 * torch.randint(0, 2, (10, *X.shape), generator=stream) - 1
+        edge = torch.linalg.matrix_norm(rest * signs, ord=2).max()
+        if s[k] <= (1 + min(X.shape) ** (-2 / 3)) * edge:
+            return k
+    return len(s)
+
+
+# %% wrong q6 1: signs that no seed decides
+def count_spikes(X, draws=10, seed=0):
+    U, s, Vh = torch.linalg.svd(X, full_matrices=False)
+    for k in range(len(s)):
+        rest = X - (U[:, :k] * s[:k]) @ Vh[:k]
+        signs = 2.0 * torch.randint(0, 2, (draws, *X.shape)) - 1
+        edge = torch.linalg.matrix_norm(rest * signs, ord=2).max()
+        if s[k] <= (1 + min(X.shape) ** (-2 / 3)) * edge:
+            return k
+    return len(s)
+
+
+# %% wrong q6 4: one sign for a whole row
 def count_spikes(X, draws=10, seed=0):
     stream = torch.Generator().manual_seed(seed)
     U, s, Vh = torch.linalg.svd(X, full_matrices=False)
@@ -1262,7 +1396,7 @@ def count_spikes(X, draws=10, seed=0):
     return int((torch.linalg.svdvals(X) > (1 + min(X.shape) ** (-2 / 3)) * edge).sum())
 
 
-# %% wrong q6 1: the edge of entries of one variance
+# %% wrong q6 3: the edge of entries of one variance
 def count_spikes(X, draws=10, seed=0):
     U, s, Vh = torch.linalg.svd(X, full_matrices=False)
     for k in range(len(s)):
@@ -1273,7 +1407,7 @@ def count_spikes(X, draws=10, seed=0):
     return len(s)
 
 
-# %% wrong q6 1: all entries shuffled
+# %% wrong q6 3: all entries shuffled
 def count_spikes(X, draws=10, seed=0):
     stream = torch.Generator().manual_seed(seed)
     U, s, Vh = torch.linalg.svd(X, full_matrices=False)
@@ -1356,7 +1490,12 @@ def leader(u, p, q, t):
 e = torch.eye(4).double()
 found = ran("It takes u, p, q, t in this order.", leader, 3 * e[0], e[1], e[2], 2 * e[3])
 shaped("the alignments", found, 2)
-close("the alignments of orthogonal terms of norms 3 and 2", found, [1.0, 0.0], "u leads here.")
+hint = "u leads here, and alignments are absolute values."
+close("the alignments of orthogonal terms of norms 3 and 2", found, [1.0, 0.0], hint)
+for signs in (1, -1):
+    found = leader(signs * e[0], 2 * e[1], e[0] + e[2], e[3])
+    hint = "An alignment is |u_1^T u| / |u|: the sign of u_1 is arbitrary."
+    assert bool((torch.as_tensor(found) >= 0).all()), f"{found} has a negative entry. {hint}"
 found = leader(e[0], 2 * e[0], 5 * (e[0] + e[1]), e[1])
 hint = "u and q are not orthogonal here: compare with the full 4 x 4 matrix and its svd."
 first = torch.linalg.svd(2 * torch.outer(e[0], e[0]) + 5 * torch.outer(e[0] + e[1], e[1])).U[:, 0]
@@ -1503,6 +1642,10 @@ close("the alignments for slopes that do not vary", still, exact, hint)
 loud = expected_leader(X, W, z, q, 2.0, r, 0.5 * one, 0 * one, 1e8 * one, one)
 hint = "Noise of the slopes adds to t^T t, hence to the term along q: with much of it q leads."
 assert float(loud[1]) > 0.999, hint
+c = torch.tensor([0.2, -0.1, 0.3, 0.1]).double()
+pair = [expected_leader(X, W, z, q, 2.0, r, one, c, (k * c) ** 2, k * one) for k in (1, 3)]
+hint = "V = c^2 s^2 leaves no noise, whatever s is: all of the slopes is then their linear part."
+close("the result for three times s, and V = c^2 s^2,", pair[1], pair[0], hint)
 
 
 # %% hidden common

@@ -198,9 +198,9 @@ def _points(assignment: Assignment) -> str:
 
 def _table(assignment: Assignment, title: str, names: list[str]) -> str:
     points = {**assignment.questions, **assignment.written}
-    total, minutes = sum(points[name] for name in names), assignment.minutes(names)
+    total, time = sum(points[name] for name in names), hours(assignment.minutes(names))
     return (
-        f"{title}: {worded(total, 'point')}, about {hours(minutes)}.\n\n"
+        f"{title}: {worded(total, 'point')}, about {time} once you have read the chapters.\n\n"
         f"| | {' | '.join(names)} |\n|---|{'---|' * len(names)}\n"
         f"| points | {' | '.join(f'{points[name]:g}' for name in names)} |\n"
         f"| minutes | {' | '.join(str(assignment.minutes([name])) for name in names)} |"

@@ -264,9 +264,9 @@ def test_questions_say_what_they_are_worth_and_which_may_be_left(tmp_path):
     assert texts[further].endswith("More.")
     assert texts[further + 1] == "**Further question w2** (1 point, 10 minutes). Why not?"
     assert heads[-1] == "## Handing in"
-    assert "The assignment: 3.5 points, about 2 hours." in texts[1]
+    assert "The assignment: 3.5 points, about 2 hours once you have read the chapters." in texts[1]
     assert "| | q1 | w1 |\n|---|---|---|\n| points | 2 | 1.5 |\n| minutes | 100 | 20 |" in texts[1]
-    assert "for those who want more: 1 point, about ½ hour." in texts[1]
+    assert "for those who want more: 1 point, about ½ hour once" in texts[1]
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
