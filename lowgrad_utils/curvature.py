@@ -313,6 +313,7 @@ class LossCurvature:
 
     def _forward(self, theta: dict[str, Tensor], inputs: Tensor) -> Tensor:
         everywhere = {slot: theta[name] for slot, name in self._slots.items()}
+        # Of torch's kernels of attention MATH alone has a forward derivative and a second one.
         with layer_by_layer(self._model), sdpa_kernel(SDPBackend.MATH):
             return functional_call(self._model, everywhere, (inputs,), tie_weights=False)
 
@@ -481,10 +482,12 @@ class LossCurvature:
             again, half = (self._called(chunks[0][: -(-len(chunks[0]) // k)]) for k in (1, 2))
         bad = int((~torch.isfinite(logits)).any(1).sum())
         if bad:
-            raise ValueError(
-                f"{bad} of {self.n} examples have NaN or infinite logits; remove them, or train "
-                "with a smaller learning rate"
+            why = why_not_finite(
+                self._model,
+                "they overflow on the way; rescale the data, or train with a smaller learning rate",
+                inputs=self._inputs,
             )
+            raise ValueError(f"{bad} of {self.n} examples have NaN or infinite logits: {why}")
         tolerance = torch.finfo(self.dtype).eps ** 0.5 * float(logits.abs().max())
         if (again - logits[: len(again)]).abs().max() > tolerance:
             raise ValueError(
@@ -501,6 +504,7 @@ class LossCurvature:
 
     def _called(self, part: Tensor) -> Tensor:
         """Return the model's logits, after a look at what they are."""
+        # In the same way as `_forward`, so that all logits agree to rounding.
         with layer_by_layer(self._model), sdpa_kernel(SDPBackend.MATH):
             logits = self._model(self._inputs[part].to(self.device))
         if not isinstance(logits, Tensor):
@@ -671,12 +675,46 @@ def _gathered(data: Any) -> tuple[Tensor, Tensor]:
 
 def _check_batch(inputs: Tensor, labels: Tensor) -> None:
     if labels.ndim != 1 or inputs.ndim < 1 or len(labels) != len(inputs):
+        remedy = "; use y.argmax(dim=1)" if is_one_hot(labels) else ""
         raise ValueError(
             f"labels have shape {tuple(labels.shape)} and inputs {tuple(inputs.shape)}, but one "
-            "label for each input is needed"
+            f"label for each input is needed{remedy}"
         )
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise TypeError(f"labels have dtype {labels.dtype}, but integers are needed; use y.long()")
+
+
+def is_one_hot(labels: Tensor) -> bool:
+    """Whether each row of a matrix is one 1 among zeros."""
+    if labels.ndim != 2:
+        return False
+    ones = (labels == 1).sum(1)
+    return bool((ones == 1).all()) and int((labels != 0).sum()) == len(labels)
+
+
+def why_not_finite(model: nn.Module, otherwise: str, **tensors: Any) -> str:
+    """Return why a model's results are NaN or infinite, and what to do; for an error's line.
+
+    Args:
+        model: The model, whose parameters and buffers are looked at last.
+        otherwise: What to say if all is finite.
+        **tensors: What the results were computed from, by name, examples first.
+    """
+    tensors = {name: value for name, value in tensors.items() if isinstance(value, Tensor)}
+    for name, value in tensors.items():
+        bad = int((~torch.isfinite(value)).reshape(len(value), -1).any(1).sum())
+        if bad:
+            return f"{bad} of {len(value)} examples have NaN or infinite {name}; remove them"
+    given = " and ".join(tensors)
+    broken = [name for name, p in model.named_parameters() if not torch.isfinite(p).all()]
+    # Infinite buffers are masks.
+    broken += [name for name, buffer in model.named_buffers() if torch.isnan(buffer).any()]
+    if broken:
+        return (
+            f"{given} are finite, but the model's {broken[0]!r} is not; train it with a smaller "
+            "learning rate, or load a state from before"
+        )
+    return f"{given} and the model's weights are finite, but {otherwise}"
 
 
 @contextmanager

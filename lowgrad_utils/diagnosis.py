@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import pandas as pd
@@ -21,7 +21,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lowgrad_utils import checks
-from lowgrad_utils.curvature import LossCurvature, layer_by_layer
+from lowgrad_utils.curvature import (
+    LossCurvature,
+    is_one_hot,
+    layer_by_layer,
+    why_not_finite,
+)
 from lowgrad_utils.eigensolvers import top_eigenpairs
 from lowgrad_utils.gradients import RankOne
 from lowgrad_utils.spectra import (
@@ -486,11 +491,6 @@ class _Sums:
         size = max(1, int(_CHUNK_BYTES / (8 * (d + m) * positions)))
         for part, back, sign in zip(x.split(size), delta.split(size), signs.split(size, dim=1)):
             X, Delta = (rows.to(self.products) for rows in _rows_of(module, part, back))
-            if not (torch.isfinite(X.sum()) and torch.isfinite(Delta.sum())):
-                raise ValueError(
-                    "the layer's inputs or signals have NaN or infinite entries; look at the data, "
-                    "or train with a smaller learning rate"
-                )
             # Positions of an example have its sign.
             each = sign.to(self.products).repeat_interleave(positions, dim=1)
             for product, row in zip(self.products, each):
@@ -615,8 +615,13 @@ def _signals(
         finally:
             handle.remove()
         given = f"{_described(output)} (output) and {_described(targets)} (targets)"
-        value = _tried(f"loss fails on {given}", loss, output, targets)
+        remedy = partial(_label_remedy, targets)
+        value = _tried(f"loss fails on {given}", loss, output, targets, remedy=remedy)
         _check_value(value)
+        if not torch.isfinite(value):
+            otherwise = "the loss is not; rescale the data, or look at the loss"
+            why = why_not_finite(model, otherwise, inputs=inputs, targets=targets)
+            raise ValueError(f"the loss of a batch is {value.item()}: {why}")
         if not seen:
             raise ValueError(
                 f"layer {name!r} is not called as a module on these data (MultiheadAttention, for "
@@ -634,6 +639,10 @@ def _signals(
             "detach() or no_grad() lies between"
         )
     calls = [(_batched(module, x), _batched(module, d)) for (x, _), d in zip(seen, deltas)]
+    if not all(_all_finite(part) for call in calls for part in call):
+        otherwise = "what comes of them is not; look at the slopes of the model and of the loss"
+        why = why_not_finite(model, otherwise, inputs=inputs, targets=targets)
+        raise ValueError(f"layer {name!r} has NaN or infinite inputs or signals: {why}")
     return calls, deltas[-1] if weights else None
 
 
@@ -663,12 +672,30 @@ def _examples_first(module: nn.Module, x: Tensor, delta: Tensor, n: int) -> tupl
     return x, delta
 
 
-def _tried(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
+def _all_finite(part: Tensor) -> bool:
+    # The sum needs no mask in memory, but that of half precision may overflow.
+    return bool(torch.isfinite(part.sum()) or torch.isfinite(part).all())
+
+
+def _tried(
+    what: str, function: Callable[..., Any], *arguments: Any, remedy: Callable[[], str] = str
+) -> Any:
     try:
         return function(*arguments)
     except Exception as error:
         line = str(error).partition("\n")[0]
-        raise ValueError(f"{what}: {line or type(error).__name__}") from error
+        raise ValueError(f"{what}: {line or type(error).__name__}{remedy()}") from error
+
+
+def _label_remedy(targets: Any) -> str:
+    """Return what to do about class labels that losses do not take, or nothing."""
+    if not isinstance(targets, Tensor):
+        return ""
+    if is_one_hot(targets):
+        return "; if the targets are one-hot labels, use y.argmax(dim=1)"
+    if targets.ndim == 1 and targets.dtype != torch.int64:
+        return "; if the targets are labels, use y.long()"
+    return ""
 
 
 def _described(value: Any) -> str:
@@ -851,8 +878,6 @@ def _check_value(value: Any) -> None:
         )
     if not value.is_floating_point():
         raise TypeError(f"loss returns {value.dtype}, but a floating-point number is needed")
-    if not torch.isfinite(value):
-        raise ValueError(f"the loss is {value.item()}; look at the data and the weights")
 
 
 def _batches(data: Any, model: nn.Module) -> Iterator[tuple[Tensor, Any]]:

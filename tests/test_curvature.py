@@ -550,6 +550,12 @@ def mixed():
     return model
 
 
+def broken():
+    model = nn.Linear(5, 3).double().eval()
+    nn.init.constant_(model.weight, torch.nan)
+    return model
+
+
 WRONG_MODELS = {
     "train mode": (lambda: nn.Linear(5, 3).double(), ValueError, "the model is in train mode"),
     "a layer": (replaced, ValueError, "module '2' is in train mode.*model.eval"),
@@ -585,7 +591,12 @@ WRONG_MODELS = {
     "no module": (lambda: torch.sin, TypeError, "a torch.nn.Module is needed"),
     "no parameters": (lambda: nn.ReLU().eval(), ValueError, "has no parameters"),
     "NaN": (lambda: Function(lambda z: z / 0 * 0).eval(), ValueError, "15 of 15 .*NaN or infinite"),
-    "infinite": (lambda: Function(lambda z: z / 0).eval(), ValueError, "NaN or infinite logits"),
+    "infinite": (
+        lambda: Function(lambda z: z / 0).eval(),
+        ValueError,
+        "NaN or infinite logits: inputs and the model's weights are finite, but they overflow",
+    ),
+    "NaN weights": (broken, ValueError, "inputs are finite, but the model's 'weight' is not"),
     "tuple": (lambda: Function(lambda z: (z,)).eval(), TypeError, "returns a tuple, but a tensor"),
     "dict": (lambda: Function(lambda z: {"logits": z}).eval(), TypeError, "returns a dict"),
     "single logit": (lambda: Function(lambda z: z[:, :1]).eval(), ValueError, "at least 2 logits"),
@@ -612,7 +623,9 @@ WRONG_DATA = {
     "float labels": ((X, Y.double()), TypeError, "labels have dtype torch.float64.*y.long"),
     "boolean labels": ((X, Y > 0), TypeError, "labels have dtype torch.bool"),
     "too few labels": ((X, Y[:3]), ValueError, "labels have shape \\(3,\\)"),
-    "one-hot labels": ((X, torch.eye(3)[Y]), ValueError, "labels have shape \\(4, 3\\)"),
+    "one-hot labels": ((X, torch.eye(3)[Y]), ValueError, r"\(4, 3\).*use y.argmax\(dim=1\)"),
+    "rows of zeros": ((X, torch.zeros(4, 3)), ValueError, "for each input is needed$"),
+    "rows of numbers": ((X, torch.arange(12).reshape(4, 3)), ValueError, "input is needed$"),
     "empty tensors": ((X[:0], Y[:0]), ValueError, "data has no examples"),
     "empty loader": ([], ValueError, "data has no examples"),
     "empty batches": ([(X[:0], Y[:0])], ValueError, "data has no examples"),
@@ -623,7 +636,12 @@ WRONG_DATA = {
     "a data set": ([(X[0], 1), (X[1], 0)], TypeError, "\\(Tensor, int\\).*use a DataLoader"),
     "arrays": ((X.numpy(), Y.numpy()), TypeError, "data gives a ndarray"),
     "shapes": ([(X, Y), (X[:, :4], Y)], ValueError, "different batches have shapes"),
-    "NaN": ((X * torch.nan, Y), ValueError, "4 of 4 examples have NaN"),
+    "NaN": ((X * torch.nan, Y), ValueError, "4 of 4 .* logits: 4 of 4 .* infinite inputs; remove"),
+    "a NaN": (
+        (torch.where(torch.eye(4, 5) * Y[:, None] > 0, torch.nan, X), Y),
+        ValueError,
+        "^2 of 4 examples .* logits: 2 of 4 examples have NaN or infinite inputs; remove",
+    ),
 }
 
 

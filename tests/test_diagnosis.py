@@ -35,6 +35,13 @@ def mlp():
     return seeded(lambda: nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 4)))
 
 
+def with_nan(x, count):
+    """Return a copy of which so many rows have an entry that is NaN, or an infinite one."""
+    x = x.clone()
+    x[:count, -1] = torch.tensor([math.nan, math.inf, -math.inf])[:count]
+    return x
+
+
 LABELS = torch.arange(30) % 4
 X = random(30, 8)
 
@@ -667,10 +674,13 @@ def test_quantised_lazy_and_overridden_layers_are_refused():
         ((X, LABELS[:9]), ValueError, "data gives 30 inputs, but 9 targets"),
         ([({"x": X}, LABELS)], TypeError, "inputs that are a dict, but a tensor is needed"),
         ((X.float(), LABELS), TypeError, "inputs have dtype torch.float32, but the model's param"),
-        ((X * math.nan, LABELS), ValueError, "the loss is nan"),
+        ((with_nan(X, 2), LABELS), ValueError, "loss of a batch is nan: 2 of 30 .* NaN .* inputs"),
+        ([(X, LABELS), (with_nan(X, 3), LABELS)], ValueError, "nan: 3 of 30 examples have NaN"),
         ((X.numpy(), LABELS.numpy()), TypeError, "inputs that are a ndarray, but a tensor"),
         ((X.long(), LABELS), ValueError, "the model fails on a tensor .* torch.int64: mat1"),
-        ((X, LABELS.double()), ValueError, "loss fails on .*float64 .targets.: expected"),
+        ((X, LABELS.double()), ValueError, "loss fails on .*float64 .targets.: .*use y.long"),
+        ((X, LABELS.int()), ValueError, "loss fails on .*int32 .targets.: .*use y.long"),
+        ((X, torch.eye(4).long()[LABELS]), ValueError, r"loss fails .*, use y.argmax\(dim=1\)"),
         ((1e200 * X, LABELS), ValueError, "square of its inputs or signals, is infinite"),
     ],
 )
@@ -718,8 +728,43 @@ def test_other_arguments_are_checked():
 def test_signals_that_are_not_finite_are_named():
     # The square root of 0 is finite, its slope is not.
     loss = lambda f, y: (0 * f).sqrt().mean()  # noqa: E731
-    with pytest.raises(ValueError, match="inputs or signals have NaN or infinite entries"):
+    with pytest.raises(ValueError, match=r"'0' has NaN or infinite inputs or signals: .* slopes"):
         diagnose(mlp(), "0", (X, LABELS), loss)
+
+
+def test_infinite_inputs_of_a_finite_loss_are_counted():
+    # tanh(inf) is 1.
+    infinite = with_nan(X, 3)[1:]
+    with pytest.raises(ValueError, match=r"'0' has NaN .*: 2 of 29 examples .* infinite inputs"):
+        diagnose(mlp(), "0", (infinite, LABELS[1:]), CROSS_ENTROPY)
+
+
+def test_what_is_not_finite_though_the_inputs_are_is_named():
+    mse, y = nn.MSELoss(), random(30, 4, seed=1)
+    with pytest.raises(ValueError, match="is nan: 1 of 30 examples have NaN or infinite targets"):
+        diagnose(mlp(), "0", (X, with_nan(y, 1)), mse)
+    model = mlp()
+    with torch.no_grad():
+        model[2].weight[0, 0] = math.inf
+    line = "inputs and targets are finite, but the model's '2.weight' is not; train"
+    with pytest.raises(ValueError, match=f"the loss of a batch is (inf|nan): {line}"):
+        diagnose(model, "0", (X, LABELS), CROSS_ENTROPY)
+    model = seeded(lambda: nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 4)))
+    model[0].running_mean[3] = math.nan
+    with pytest.raises(ValueError, match=r"the model's '0.running_mean' is not"):
+        diagnose(model, "1", (X, LABELS), CROSS_ENTROPY)
+    with pytest.raises(ValueError, match=r"is inf: .* weights are finite, but the loss is not"):
+        diagnose(mlp(), "0", (X, y), lambda f, y: mse(f, 1e200 * y))
+
+
+def test_one_hot_labels_are_targets_but_no_labels():
+    # torch's cross-entropy takes probabilities, one-hot ones among them.
+    one_hot = torch.eye(4).double()[LABELS]
+    found = diagnose(mlp(), "0", (X, one_hot), CROSS_ENTROPY)
+    expected = diagnose(mlp(), "0", (X, LABELS), CROSS_ENTROPY)
+    torch.testing.assert_close(found.G, expected.G)
+    with pytest.raises(ValueError, match=r"one label for each input is needed; use y.argmax"):
+        diagnose(mlp(), "0", (X, one_hot), CROSS_ENTROPY, gauss_newton=True)
 
 
 def test_the_gradient_is_that_of_the_curvature_module():
