@@ -244,7 +244,7 @@ ACTIVATIONS: dict[str, Activation] = {
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss l(f, y) and its residue r = dl/df.
+    """A loss l(f, y), its residue r = dl/df and its curvature l'' in f.
 
     Attributes:
         name: Its name, a key of ``LOSSES``.
@@ -257,6 +257,7 @@ class Loss:
     binary: bool
     _value: Callable[[Tensor, Tensor], Tensor] = field(repr=False)
     _residue: Callable[[Tensor, Tensor], Tensor] = field(repr=False)
+    _curvature: Callable[[Tensor, Tensor], Tensor] = field(repr=False)
 
     def value(self, f: Tensor, y: Tensor) -> Tensor:
         """Compute l(f_i, y_i) for each example, length n.
@@ -269,6 +270,11 @@ class Loss:
             TypeError: If dtypes differ.
             ValueError: If shapes differ, an entry is NaN or infinite, or a label is outside the
                 loss's domain.
+
+        Example:
+            >>> f, y = torch.tensor([0.5, 0.0]).double(), torch.tensor([1.0, -1.0]).double()
+            >>> LOSSES["mse"].value(f, y)
+            tensor([0.1250, 0.5000], dtype=torch.float64)
         """
         return self._value(f, self._labels(f, y))
 
@@ -293,6 +299,24 @@ class Loss:
         """
         return self._residue(f, self._labels(f, y))
 
+    def curvature(self, f: Tensor, y: Tensor) -> Tensor:
+        """Compute the second derivative l'' in f at (f_i, y_i), length n.
+
+        Args:
+            f: Predictions, length n.
+            y: Targets, length n; -1 or +1 for the logistic loss.
+
+        Raises:
+            TypeError: If dtypes differ.
+            ValueError: If shapes differ, an entry is NaN or infinite, or a label is outside the
+                loss's domain.
+
+        Example:
+            >>> LOSSES["logistic"].curvature(torch.zeros(2), torch.tensor([1.0, -1.0]))
+            tensor([0.2500, 0.2500])
+        """
+        return self._curvature(f, self._labels(f, y))
+
     def _labels(self, f: Tensor, y: Tensor) -> Tensor:
         checks.vector("y", y, length=len(checks.vector("f", f)))
         checks.same_dtype(f=f, y=y)
@@ -309,13 +333,21 @@ class Loss:
 LOSSES: dict[str, Loss] = {
     loss.name: loss
     for loss in (
-        Loss("mse", False, False, lambda f, y: 0.5 * (f - y).square(), lambda f, y: f - y),
+        Loss(
+            "mse",
+            False,
+            False,
+            lambda f, y: 0.5 * (f - y).square(),
+            lambda f, y: f - y,
+            lambda f, y: torch.ones_like(f),
+        ),
         Loss(
             "huber",
             True,
             False,
             lambda f, y: F.huber_loss(f, y, reduction="none"),
             lambda f, y: (f - y).clamp(-1, 1),
+            lambda f, y: ((f - y).abs() < 1).to(f),
         ),
         Loss(
             "log-cosh",
@@ -324,6 +356,8 @@ LOSSES: dict[str, Loss] = {
             # log cosh t = |t| + log((1 + exp(-2|t|)) / 2), which does not overflow.
             lambda f, y: (f - y).abs() + _softplus(-2 * (f - y).abs()) - math.log(2),
             lambda f, y: torch.tanh(f - y),
+            # Not 1 - tanh^2, which cancels for large residues.
+            lambda f, y: torch.cosh(f - y).pow(-2),
         ),
         Loss(
             "logistic",
@@ -331,6 +365,7 @@ LOSSES: dict[str, Loss] = {
             True,
             lambda f, y: _softplus(-y * f),
             lambda f, y: -y * torch.sigmoid(-y * f),
+            lambda f, y: torch.sigmoid(f) * torch.sigmoid(-f),
         ),
     )
 }
@@ -401,6 +436,11 @@ class TwoLayerNetwork:
 
         Raises:
             ValueError: If a size is less than 1, ``shift`` does not fit or a name is unknown.
+
+        Example:
+            >>> network = TwoLayerNetwork.random(40, 50, shift=torch.ones(40).double(), seed=3)
+            >>> network.W.shape, network.m, bool((network.W.mean(dim=1) > 0).all())
+            (torch.Size([50, 40]), 50, True)
         """
         d, m = checks.positive_integer("d", d), checks.positive_integer("m", m)
         stream = checks.random_stream(seed, "network")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lowgrad_utils import checks
-from lowgrad_utils.networks import ACTIVATIONS, LOSSES, TwoLayerNetwork
+from lowgrad_utils.networks import ACTIVATIONS, TwoLayerNetwork
 
 
 @dataclass(frozen=True)
@@ -242,16 +242,6 @@ def _projected(products: Tensor, gram: Tensor) -> Tensor:
     return ((vectors[:, kept].T @ products).square() / values[kept, None]).sum(0)
 
 
-#: Second derivatives l''(f, y) of losses in f by name; Huber's vanishes where |f - y| > 1.
-LOSS_CURVATURES = {
-    "mse": lambda f, y: torch.ones_like(f),
-    "huber": lambda f, y: ((f - y).abs() < 1).to(f),
-    # Not 1 - tanh^2, which cancels for large residues.
-    "log-cosh": lambda f, y: torch.cosh(f - y).pow(-2),
-    "logistic": lambda f, y: torch.sigmoid(f) * torch.sigmoid(-f),
-}
-
-
 @torch.no_grad()
 def scalar_jacobian(
     X: Tensor, network: TwoLayerNetwork, curvature: Tensor | None = None
@@ -263,7 +253,8 @@ def scalar_jacobian(
     Args:
         X: Data, n x d.
         network: The network.
-        curvature: l''_i, length n, at least 0; 1 if None, as for the squared loss.
+        curvature: l''_i of ``Loss.curvature``, length n, at least 0; 1 if None, as for the
+            squared loss.
 
     Raises:
         ValueError: If shapes do not fit, an entry is NaN or infinite, or l'' is negative.
@@ -281,25 +272,6 @@ def scalar_jacobian(
         checks.nonnegative("the least of curvature", curvature.min())
         B *= curvature.sqrt()[:, None]
     return LayerJacobian(X, B, len(X))
-
-
-def loss_curvature(f: Tensor, y: Tensor, loss: str) -> Tensor:
-    """Compute l''(f_i, y_i), the second derivative of a loss in the output, length n.
-
-    Args:
-        f: Predictions, length n.
-        y: Targets, length n.
-        loss: A key of ``LOSSES``.
-
-    Raises:
-        ValueError: If shapes differ or the loss is unknown.
-
-    Example:
-        >>> loss_curvature(torch.zeros(2), torch.tensor([1.0, -1.0]), "logistic")
-        tensor([0.2500, 0.2500])
-    """
-    checks.vector("y", y, length=len(checks.vector("f", f)))
-    return LOSS_CURVATURES[checks.choice("loss", loss, LOSSES)](f, y)
 
 
 @torch.no_grad()
@@ -346,7 +318,7 @@ def softmax_residue(p: Tensor, labels: Tensor) -> Tensor:
         labels: True classes, length n, integers from 0 to C - 1.
 
     Raises:
-        ValueError: If shapes do not fit.
+        ValueError: If shapes do not fit, or labels are no integers.
 
     Source: Papyan 2019, Eq. 20.
 
@@ -355,5 +327,10 @@ def softmax_residue(p: Tensor, labels: Tensor) -> Tensor:
         tensor([-2.,  0.])
     """
     checks.matrix("p", p, rows=len(labels))
+    if labels.ndim != 1 or labels.is_floating_point():
+        raise ValueError(
+            f"labels have shape {tuple(labels.shape)} and dtype {labels.dtype}, but a vector of "
+            "integers is needed; use y.long(), or y.argmax(dim=1) of one-hot labels"
+        )
     own = labels[:, None]
     return torch.zeros_like(p).scatter_(1, own, -p.gather(1, own).rsqrt()).flatten()

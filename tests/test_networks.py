@@ -204,13 +204,18 @@ def targets_for(name, f, seed):
 
 @each_loss
 @given(seed=st.integers(0, 99), scale=st.sampled_from([0.1, 1.0, 30.0]))
-def test_residues_are_those_of_automatic_differentiation(name, seed, scale):
+def test_residues_and_curvatures_are_those_of_automatic_differentiation(name, seed, scale):
     f = scale * gaussian(20, seed=seed)
     y = targets_for(name, f, seed + 100)
     residue = LOSSES[name].residue(f, y)
     expected = derivative(lambda f: LOSSES[name].value(f, y), f)
     torch.testing.assert_close(residue, expected, rtol=1e-10, atol=1e-12)
     assert residue.abs().max() <= 1 or not LOSSES[name].bounded
+    curvature = LOSSES[name].curvature(f, y)
+    expected = derivative(lambda f: LOSSES[name].residue(f, y), f)
+    # Where autograd takes 1 - tanh^2, rounding is left of a small number.
+    torch.testing.assert_close(curvature, expected, rtol=1e-10, atol=1e-12)
+    assert bool((curvature >= 0).all())
 
 
 def test_losses_are_the_textbook_formulas():
@@ -231,11 +236,12 @@ def test_losses_do_not_overflow(name):
     f, y = tensor(1e4, -1e4), tensor(1.0, 1.0)
     assert torch.isfinite(LOSSES[name].value(f, y)).all()
     assert torch.isfinite(LOSSES[name].residue(f, y)).all()
+    assert torch.isfinite(LOSSES[name].curvature(f, y)).all()
     assert LOSSES[name].bounded == (LOSSES[name].residue(f, y).abs().max() <= 1)
 
 
 @each_loss
-@pytest.mark.parametrize("method", ["value", "residue"])
+@pytest.mark.parametrize("method", ["value", "residue", "curvature"])
 @pytest.mark.parametrize(
     ("f", "y", "error", "message"),
     [
@@ -255,7 +261,7 @@ def test_bad_predictions_and_targets(name, method, f, y, error, message):
 
 
 @pytest.mark.parametrize("label", [0.0, 2.0, 0.5])
-@pytest.mark.parametrize("method", ["value", "residue"])
+@pytest.mark.parametrize("method", ["value", "residue", "curvature"])
 def test_labels_outside_the_logistic_domain(label, method):
     message = rf"^y has the label {label:g}, but the logistic loss needs .*binary_labels"
     with pytest.raises(ValueError, match=message):

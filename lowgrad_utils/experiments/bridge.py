@@ -35,7 +35,6 @@ from lowgrad_utils.random_matrices import (
 from lowgrad_utils.spiked_data import SpikedData, sample_spiked_data, sample_targets
 from lowgrad_utils.tangent_kernel import (
     LayerJacobian,
-    loss_curvature,
     scalar_jacobian,
     softmax_jacobian,
     softmax_residue,
@@ -90,7 +89,7 @@ def identity_errors(
             y = y.sign()
         elif loss == "huber":
             y = f + y.sign() * (0.5 + 1.5 * (torch.arange(n) % 2))
-        second, r = loss_curvature(f, y, loss), LOSSES[loss].residue(f, y)
+        second, r = LOSSES[loss].curvature(f, y), LOSSES[loss].residue(f, y)
         jacobian = scalar_jacobian(X, network, second)
         # Where l'' = 0 the derivative is 0 too, and so is what it could carry of the gradient.
         weights = torch.where(second > 0, r / second.sqrt(), 0.0) if divided else r
