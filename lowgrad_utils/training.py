@@ -67,6 +67,9 @@ class State:
 class Trajectory:
     """What ``train`` recorded, one entry an epoch recorded.
 
+    A direction that is zero has no alignment: where the fit is exact, u1 and all alignments are
+    NaN, and the norms 0.
+
     Attributes:
         epochs: The epochs recorded: 0 is initialisation, t is after t steps.
         loss: The loss.
@@ -294,15 +297,18 @@ def _stepped(
 def _measure(data: SpikedData, state: State, initial: Tensor | None, keep_weights: bool) -> dict:
     parts = decompose(data, state.network, state.residue)
     top = leading_singular_triplets(state.gradient, 1)
-    u1, r = top.U[:, 0], state.residue
+    u1, itself, r = top.U[:, 0], 1.0, state.residue
+    if top.s[0] == 0:
+        # Any vector is a singular vector of a zero gradient, so that none is told.
+        u1, itself = torch.full_like(u1, math.nan), math.nan
     return {
         "epoch": state.epoch,
         "loss": state.loss,
         "u1": u1,
         "s1": top.s[0],
-        "u1_q": alignment(u1, data.q),
-        "u1_residue": alignment(u1, parts.S1.u),
-        "u1_initial": 1.0 if initial is None else alignment(u1, initial),
+        "u1_q": _alignment(u1, data.q),
+        "u1_residue": _alignment(u1, parts.S1.u),
+        "u1_initial": itself if initial is None else _alignment(u1, initial),
         "S1": parts.S1.norm,
         "S12": parts.S12.norm,
         "S2": parts.S2.norm,
@@ -312,6 +318,11 @@ def _measure(data: SpikedData, state: State, initial: Tensor | None, keep_weight
         "residue": r,
         "W": state.network.W if keep_weights else None,
     }
+
+
+def _alignment(u: Tensor, v: Tensor) -> float:
+    """Return the alignment of two directions, or NaN if one is zero or NaN."""
+    return alignment(u, v) if all(float(w.norm()) > 0 for w in (u, v)) else math.nan
 
 
 def _stacked(values: list) -> Tensor:

@@ -1,5 +1,7 @@
+import dataclasses
 import math
 import re
+import warnings
 
 import pytest
 import torch
@@ -243,6 +245,30 @@ def test_a_perfect_fit_does_not_diverge_with_its_rounding():
     losses = [s.loss for s in take(gradient_descent(data.X, network(data.X), network), 5)]
     assert losses[0] == 0
     assert 0 < max(losses) < 1e-28
+
+
+def test_where_the_fit_is_exact_directions_are_undefined():
+    # tanh(0) = 0: the network fits targets of zero at inputs of zero whatever its weights.
+    data, _, network = problem()
+    still = dataclasses.replace(data, X=0 * data.X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run = train(still, torch.zeros(18, dtype=FLOAT), network, epochs=3)
+    assert run.epochs == [0, 1, 2, 3] and run.diverged is None
+    for name in ("u1", "u1_q", "u1_residue", "u1_initial", "z_residue"):
+        assert bool(getattr(run, name).isnan().all()), name
+    for name in ("loss", "s1", "S1", "S12", "S2", "S12_S2", "residue"):
+        assert not getattr(run, name).any(), name
+    torch.testing.assert_close(run.network.W, network.W, rtol=1e-14, atol=0)
+
+
+def test_a_fit_that_is_exact_at_first_only_is_recorded():
+    data, _, network = problem()
+    run = train(data, network(data.X), network, epochs=2)
+    assert run.loss[0] == 0 and bool(run.u1[0].isnan().all())
+    # From there on the residue is rounding: it has a direction, but nothing to compare it with.
+    assert bool((run.loss[1:] > 0).all()) and bool(run.u1_q[1:].isfinite().all())
+    assert bool(run.u1_initial.isnan().all())
 
 
 def test_targets_beyond_all_losses_are_named_at_once():
