@@ -253,7 +253,7 @@ def ridge_theory(
         penalty: The ridge penalty, positive.
 
     Raises:
-        ValueError: If shapes do not fit or a number is out of range.
+        ValueError: If shapes do not fit, a number is out of range, or the covariance is zero.
 
     Source: Loureiro et al., Learning curves of generic features maps (2021): exact for Gaussian
         features, conjectured for those that behave as such.
@@ -267,6 +267,11 @@ def ridge_theory(
     checks.matrix("covariance", covariance, rows=m, columns=m)
     second_moment = checks.positive("second_moment", second_moment)
     t, vectors = torch.linalg.eigh(covariance)
+    if not t[-1] > 0:
+        raise ValueError(
+            f"covariance has no eigenvalue above {float(t[-1]):g}, but a positive one is needed: "
+            "do the features vary?"
+        )
     t = t.clamp(min=1e-12 * float(t[-1]))
     kappa = effective_penalty(t, n, penalty)
     b = vectors.T @ products

@@ -41,10 +41,10 @@ def derivative_kernel(
 ) -> Tensor:
     """Compute Phi_ik = E sigma'(h_i) sigma'(h_k) for preactivations h of covariance K.
 
-    Phi_ik = sum_k a_k(s_i) a_k(s_k) P_k(rho_ik), s_i^2 = K_ii, rho the correlations, and
-    a_k(s) = E sigma'(s g) p_k(g). For Gaussian h, p_k are the normalised Hermite polynomials and
-    P_k(rho) = rho^k. For h = X w with w uniform on the unit sphere of R^dimension, K = X X^T / d,
-    p_k are Gegenbauer's polynomials and P_k Legendre's in that dimension: exact at any size.
+    Phi_ik = sum_l a_l(s_i) a_l(s_k) P_l(rho_ik), s_i^2 = K_ii, rho the correlations, and
+    a_l(s) = E sigma'(s g) p_l(g). For Gaussian h, p_l are the normalised Hermite polynomials and
+    P_l(rho) = rho^l. For h = X w with w uniform on the unit sphere of R^dimension, K = X X^T / d,
+    p_l are Gegenbauer's polynomials and P_l Legendre's in that dimension: exact at any size.
 
     Args:
         K: Covariance of the preactivations, n x n.
@@ -280,9 +280,7 @@ def gradient_law(
     n, d = checks.matrix("X", X, columns=network.W.shape[1]).shape
     checks.vector("residue", residue, length=n)
     checks.same_dtype(W=network.W, X=X, residue=residue)
-    if not bool((network.a.abs() == 1).all()):
-        strange = network.a[network.a.abs() != 1][0].item()
-        raise ValueError(f"a has the entry {strange:g}, but the law needs outer weights -1 and +1")
+    _check_signs(network)
     if not bool(residue.any()):
         raise ValueError("residue is zero, and so is the gradient")
     if kernel is None:
@@ -311,8 +309,9 @@ def mean_column(X: Tensor, network: TwoLayerNetwork, residue: Tensor) -> Tensor:
     of itself in the residue.
 
     Args:
-        X: Data, n x d.
-        network: The network whose outputs are in the residue; weights uniform on the sphere.
+        X: Data, n x d, d at least 2, no row zero.
+        network: The network whose outputs are in the residue; weights uniform on the sphere, outer
+            weights -1 and +1.
         residue: r_i = dl/df at (f(x_i), y_i), length n.
 
     Returns:
@@ -320,13 +319,28 @@ def mean_column(X: Tensor, network: TwoLayerNetwork, residue: Tensor) -> Tensor:
 
     Raises:
         TypeError: If an argument is not a floating-point tensor, or dtypes differ.
-        ValueError: If shapes do not fit, or an entry is NaN or infinite.
+        ValueError: If shapes do not fit, an entry is NaN or infinite, an outer weight is not -1
+            or +1, d is 1, or a row of X is zero.
 
     Source: this book.
+
+    Example:
+        >>> X = 3 * torch.eye(5).double()
+        >>> for activation in ("softplus", "erf"):  # of erf sigma sigma' is odd, with mean 0
+        ...     network = TwoLayerNetwork.random(5, 50, activation=activation)
+        ...     print(bool(mean_column(X, network, network(X)).norm() > 1e-9))
+        True
+        False
     """
     n, d = checks.matrix("X", X, columns=network.W.shape[1]).shape
     checks.vector("residue", residue, length=n)
     checks.same_dtype(W=network.W, X=X, residue=residue)
+    _check_signs(network)
+    if d < 2:
+        raise ValueError("X has 1 column, but at least 2 are needed: rows w_j on a sphere")
+    if not bool(X.any(dim=1).all()):
+        row = int((~X.any(dim=1)).nonzero()[0])
+        raise ValueError(f"row {row} of X is zero, whose preactivations are no variables; drop it")
     s, rho, _ = _checked(X @ X.T / d, None)
     value, derivative = network.sigma.value, network.sigma.derivative
     N = _kernel(value, value, s, rho, d)
@@ -334,6 +348,12 @@ def mean_column(X: Tensor, network: TwoLayerNetwork, residue: Tensor) -> Tensor:
     N.diagonal().mul_(1 + 1e-10)
     weights = _kernel(derivative, value, s, rho, d) @ torch.linalg.solve(N, network(X))
     return X.T @ (residue * weights) / (n * network.m)
+
+
+def _check_signs(network: TwoLayerNetwork) -> None:
+    if not bool((network.a.abs() == 1).all()):
+        strange = network.a[network.a.abs() != 1][0].item()
+        raise ValueError(f"a has the entry {strange:g}, but the law needs outer weights -1 and +1")
 
 
 def _kernel(left: Function, right: Function, s: Tensor, rho: Tensor, dimension: int) -> Tensor:

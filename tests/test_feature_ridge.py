@@ -121,6 +121,10 @@ def test_the_predicted_error_is_that_of_gaussian_features():
         (lambda: effective_penalty(-torch.ones(2, dtype=FLOAT), 5, 0.1), "the least of eigenv"),
         (lambda: ridge_theory(torch.eye(2, dtype=FLOAT), torch.ones(3, dtype=FLOAT), 1, 5, 0.1),
          "covariance has shape"),
+        (lambda: ridge_theory(torch.zeros(2, 2, dtype=FLOAT), torch.zeros(2, dtype=FLOAT), 1, 5, 1),
+         "covariance has no eigenvalue above 0"),
+        (lambda: ridge_theory(-torch.eye(2, dtype=FLOAT), torch.ones(2, dtype=FLOAT), 1, 5, 0.1),
+         "covariance has no eigenvalue above -1"),
     ],
 )  # fmt: skip
 def test_bad_input_is_named(call, message):

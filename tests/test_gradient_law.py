@@ -219,6 +219,8 @@ def test_bad_input_is_named():
     data, r, networks = case(d=24)
     network, X = networks[0], data.X
     gaussian_a = TwoLayerNetwork(network.W, 0.5 * network.a, "softplus")
+    line, with_zero = TwoLayerNetwork.random(1, 5), X.clone()
+    with_zero[7] = 0
     for call, message in [
         (lambda: derivative_kernel(K, "swish"), "activation is 'swish'"),
         (lambda: derivative_kernel(K[:2], "relu"), "K has shape"),
@@ -234,6 +236,9 @@ def test_bad_input_is_named():
         (lambda: gradient_law(X, network, r, shift=r), "shift has shape"),
         (lambda: gradient_law(X, network, r, kernel=K), "kernel has shape"),
         (lambda: mean_column(X, network, r[:3]), "residue has shape"),
+        (lambda: mean_column(X, gaussian_a, r), "a has the entry"),
+        (lambda: mean_column(X[:, :1], line, r), "X has 1 column, but at least 2"),
+        (lambda: mean_column(with_zero, network, r), "row 7 of X is zero"),
         (lambda: GradientLaw(K[:2], 5), "T has shape"),
         (lambda: GradientLaw(K, 5).squared_cosines(0 * K[0]), "direction is zero"),
     ]:
