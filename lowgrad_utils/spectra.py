@@ -35,7 +35,8 @@ def leading_singular_triplets(A: Tensor, k: int, *, seed: int = 0) -> SingularTr
     Args:
         A: Matrix, d x m.
         k: How many, from 1 to min(d, m).
-        seed: Seed of the start vector.
+        seed: Seed of the start vector, which numpy draws (ARPACK works on its arrays) whatever
+            A's device; it changes the result by rounding only.
 
     Returns:
         U (d x k), s (k, descending), V (m x k). A vector's sign is arbitrary.
@@ -167,11 +168,12 @@ def principal_angles(A: Tensor, B: Tensor) -> Tensor:
     """Compute the principal angles between the column spaces of A and B, ascending, in radians.
 
     Args:
-        A: Matrix of full column rank, d x k.
-        B: Matrix of full column rank, d x l.
+        A: Matrix whose columns span the first space, d x k.
+        B: Matrix whose columns span the second, d x l.
 
     Returns:
-        min(k, l) angles between 0 and pi/2.
+        min(k, l) angles between 0 and pi/2; of matrices of lower rank, as many as the smaller
+        rank, none for a zero matrix: dependent columns add no direction.
 
     Raises:
         TypeError: If dtypes differ.

@@ -260,6 +260,15 @@ def test_small_and_large_principal_angles_together_keep_their_digits():
     torch.testing.assert_close(spectra.principal_angles(B, A), found, rtol=1e-3, atol=1e-14)
 
 
+def test_dependent_columns_add_no_angle():
+    A, B = gaussian(7, 2), gaussian(7, 3, seed=1)
+    dependent = torch.cat([A, A @ gaussian(2, 2, seed=2)], dim=1)
+    angles = spectra.principal_angles(A, B)
+    torch.testing.assert_close(spectra.principal_angles(dependent, B), angles)
+    torch.testing.assert_close(spectra.principal_angles(B, dependent), angles)
+    assert spectra.principal_angles(0 * A, B).shape == (0,)
+
+
 def test_spaces_of_different_dimension_have_no_angles():
     with pytest.raises(ValueError, match=r"^B has shape \(3, 1\), but 4 x any is needed"):
         spectra.principal_angles(gaussian(4, 2), gaussian(3, 1))
