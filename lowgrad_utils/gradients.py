@@ -110,6 +110,14 @@ def loss_gradient(X: Tensor, y: Tensor, network: TwoLayerNetwork, loss: str = "m
             loss's domain, or the loss is unknown.
 
     Source: Low Rank Gradients, Proposition 2.1 with lambda = 0.
+
+    Example:
+        >>> X, y = torch.eye(3).double(), torch.ones(3).double()
+        >>> network = TwoLayerNetwork.random(3, 4, activation="tanh", seed=0)
+        >>> residue = network(X) - y
+        >>> expected = closed_form_gradient(X, network, residue)
+        >>> torch.equal(loss_gradient(X, y, network, "mse"), expected)
+        True
     """
     residue = LOSSES[checks.choice("loss", loss, LOSSES)].residue(network(X), y)
     return closed_form_gradient(X, network, residue)

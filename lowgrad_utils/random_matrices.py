@@ -67,6 +67,16 @@ def marchenko_pastur_density(s: Tensor, ratio: float) -> Tensor:
 
     Raises:
         ValueError: If ``ratio`` is not in (0, 1].
+
+    Source: Marchenko and Pastur (1967), whose law is that of s^2.
+
+    Example:
+        >>> s = torch.linspace(0, 2, 200_001, dtype=torch.float64)
+        >>> density = marchenko_pastur_density(s, 0.25)
+        >>> round(float(torch.trapezoid(density, s)), 4)  # all of it lies from 0.5 to 1.5
+        1.0
+        >>> bool((density[(s < 0.5) | (s > 1.5)] == 0).all())
+        True
     """
     low, high = marchenko_pastur_edges(ratio)
     inside = ((high**2 - s.square()) * (s.square() - low**2)).clamp(min=0)
@@ -145,6 +155,10 @@ def d_transform(x: float, singular_values: Tensor, shape: tuple[int, int]) -> fl
         ValueError: If x is not above them all, one is negative, or their number does not fit.
 
     Source: Benaych-Georges and Nadakuditi (2012), Section 2.3.
+
+    Example:
+        >>> d_transform(2.0, torch.ones(1).double(), (1, 2))  # 2/(4 - 1) times (2/(4 - 1) + 1/2)/2
+        0.38888888888888884
     """
     s = checks.vector("singular_values", singular_values, length=min(shape))
     if float(s.min()) < 0:
@@ -178,6 +192,15 @@ def predict_spike(
             is zero.
 
     Source: Benaych-Georges and Nadakuditi (2012), Theorem 2.8.
+
+    Example:
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> bulk = torch.randn(200, 400, generator=generator, dtype=torch.float64) / 20
+        >>> s = torch.linalg.svdvals(bulk)
+        >>> abs(predict_spike(3.0, s, (200, 400)) - spiked_singular_value(3.0, 0.5).value) < 0.02
+        True
+        >>> predict_spike(0.1, s, (200, 400)) == float(s[0])
+        True
     """
     theta = checks.positive("theta", theta)
     edge = float(checks.vector("singular_values", singular_values, length=min(shape)).max())

@@ -123,7 +123,8 @@ class ThreeLevels:
             term: ``G0``, ``G1``, ``G2``, ``G0+G1`` or ``G1+2`` (the paper's name for G0 + G1 + G2).
 
         Example:
-            >>> means = torch.randn(3, 3, 20, dtype=torch.float64)
+            >>> stream = torch.Generator().manual_seed(0)
+            >>> means = torch.randn(3, 3, 20, generator=stream, dtype=torch.float64)
             >>> levels = ThreeLevels.of(means, torch.tensor([10, 20, 30]))
             >>> bool((levels.eigenvalues("G1+2") >= levels.eigenvalues("G1") - 1e-12).all())
             True
@@ -280,7 +281,8 @@ def explicit_terms(derivatives: Tensor, labels: Tensor) -> dict[str, Tensor]:
     Source: Papyan 2019, Eqs. 21-28.
 
     Example:
-        >>> derivatives = torch.randn(12, 3, 7, dtype=torch.float64)
+        >>> stream = torch.Generator().manual_seed(0)
+        >>> derivatives = torch.randn(12, 3, 7, generator=stream, dtype=torch.float64)
         >>> terms = explicit_terms(derivatives, torch.arange(12) % 3)
         >>> torch.allclose(terms["G"], terms["G0"] + terms["G1"] + terms["G2"] + terms["G3"])
         True
