@@ -173,7 +173,7 @@ class Rule:
 
     Attributes:
         measure: What is measured, in words.
-        predicted: What the statement predicts for it, in words.
+        predicted: What the statement predicts for it, in words; empty if it predicts no number.
         tiers: Conditions by tier, in the order of `TIERS`.
         not_reproducible: Why this book cannot measure it, or None.
     """
@@ -645,7 +645,10 @@ def _rule_problems(rule: Any) -> list[str]:
     if not isinstance(rule, dict):
         return [f"rule is {rule!r}, but a table is needed"]
     problems = [f"unknown key 'rule.{key}'" for key in rule if key not in _RULE_KEYS]
-    problems += [f"has no rule.{key}" for key in ("measure", "predicted") if not rule.get(key)]
+    if not rule.get("measure"):
+        problems.append("has no rule.measure")
+    if "predicted" not in rule:
+        problems.append('has no rule.predicted ("" if it predicts no number)')
     tiers = [tier for tier in TIERS if tier in rule]
     if bool(tiers) == bool(rule.get("not_reproducible")):
         problems.append(f"rule needs either conditions ({', '.join(TIERS)}) or not_reproducible")
@@ -717,10 +720,6 @@ def _row(claim_id: str, registry: Mapping[str, Claim]) -> Claim:
 
 def _record(claim: Claim, **measured: Any) -> Record:
     """Return the record of a row with what was measured, or with nothing measured."""
-    predicted = claim.rule.predicted if claim.rule else None
-    # The ledger writes a word for a row that predicts no number; readers are shown no line for it.
-    if predicted == "None":
-        predicted = None
     return Record(
         **{
             "id": claim.id,
@@ -733,7 +732,7 @@ def _record(claim: Claim, **measured: Any) -> Record:
             "control": claim.control,
             "controls": list(claim.controls),
             "measure": claim.rule.measure if claim.rule else None,
-            "predicted": predicted,
+            "predicted": claim.rule.predicted if claim.rule else None,
             "measured": None,
             "verdict": None,
             "expected": claim.expected,
