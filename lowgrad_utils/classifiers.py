@@ -57,7 +57,14 @@ class Classifier(nn.Module):
         self.layers = layers
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits, N x classes, of images, N x channels x size x size."""
+        """Return the logits, N x classes.
+
+        Args:
+            x: Images, N x channels x size x size.
+
+        Raises:
+            ValueError: If they have another shape.
+        """
         wanted = (self.channels, self.size, self.size)
         if x.ndim != 4 or x.shape[1:] != wanted:
             shown = " x ".join(map(str, wanted))
@@ -181,6 +188,9 @@ def build(
 
 def count_parameters(model: nn.Module) -> int:
     """Return the number of parameters of a network.
+
+    Args:
+        model: Any module.
 
     Example:
         >>> count_parameters(build("densenet40"))
@@ -683,6 +693,12 @@ def load_checkpoint(
 
     Raises:
         CheckpointError: If the file is missing, damaged, another one, or no checkpoint.
+
+    Example:
+        >>> _ = save_checkpoint(build("mlp", channels=1, size=8), "small.pt", {"size": 8})
+        >>> state, about = load_checkpoint("small.pt")
+        >>> about, state["layers.1.weight"].shape
+        ({'size': 8}, torch.Size([256, 64]))
     """
     path = Path(path)
     remedy = "restore it, or train the network again"

@@ -47,6 +47,12 @@ class SymmetricOperator:
         dtype: Type of the vectors it takes.
         device: Where they live.
         product: Maps rows V (K x P) to rows V A.
+
+    Example:
+        >>> a = torch.tensor([[2.0, 1.0], [1.0, 2.0]])
+        >>> operator = SymmetricOperator(2, a.dtype, a.device, lambda rows: rows @ a)
+        >>> operator @ torch.tensor([1.0, -1.0])
+        tensor([ 1., -1.])
     """
 
     size: int
@@ -55,7 +61,15 @@ class SymmetricOperator:
     product: Callable[[Tensor], Tensor]
 
     def __matmul__(self, vectors: Tensor) -> Tensor:
-        """Return A v for a vector (P), or A V for a block of columns (P x K)."""
+        """Return A v for a vector (P), or A V for a block of columns (P x K).
+
+        Args:
+            vectors: Of the operator's dtype.
+
+        Raises:
+            TypeError: If ``vectors`` is no tensor with one or two dimensions.
+            ValueError: If it has another length, or another dtype.
+        """
         if not isinstance(vectors, Tensor) or vectors.ndim not in (1, 2):
             raise TypeError(
                 f"a vector of length {self.size}, or a matrix with as many rows, is needed"
@@ -122,6 +136,18 @@ class LossCurvature:
         >>> at = LossCurvature(model, (x, torch.arange(60) % 3))
         >>> at, torch.dist(at.gauss_newton.matrix(), at.hessian.matrix()).item() < 1e-15
         (LossCurvature(60 examples of 3 classes, 18 parameters), True)
+        >>> derivatives = at.logit_derivatives()  # by example, logit and parameter
+        >>> means, centres = at.group_means(), at.class_centres()
+        >>> torch.allclose(means[0, 2], derivatives[at.labels == 0, 2].mean(0))
+        True
+        >>> torch.allclose(centres[0], means[0, 1:].mean(0))
+        True
+        >>> torch.allclose(at.derivatives_along(centres)[1], derivatives @ centres[1])
+        True
+        >>> loss = torch.nn.functional.cross_entropy(model(x), torch.arange(60) % 3)
+        >>> weight, bias = torch.autograd.grad(loss, list(model.parameters()))
+        >>> torch.allclose(at.gradient(), torch.cat([weight.flatten(), bias]))
+        True
     """
 
     def __init__(
@@ -177,6 +203,7 @@ class LossCurvature:
             rows: Positions, among the sorted examples, of a mini-batch; all by default.
 
         Raises:
+            TypeError: If ``rows`` is no vector of integers (int64).
             ValueError: If ``rows`` is empty, or has other positions than 0 to n - 1.
         """
         rows = self._checked_rows(rows)
@@ -224,6 +251,7 @@ class LossCurvature:
             rows: Positions among the sorted examples; all by default.
 
         Raises:
+            TypeError: If ``rows`` is no vector of integers (int64).
             ValueError: If they would take more than ``memory``, or on wrong ``rows``.
 
         Source: Papyan 2019, Eqs. 13-16.

@@ -249,6 +249,14 @@ class Diagnosis:
 
         Raises:
             ValueError: If ``digits`` is not a whole number between 0 and 15.
+
+        Example:
+            >>> model = nn.Linear(6, 3, bias=False).double().eval()
+            >>> _ = nn.init.eye_(model.weight)
+            >>> x = torch.randn(40, 6, generator=torch.Generator().manual_seed(0)).double()
+            >>> found = diagnose(model, "", (x, torch.arange(40) % 3), nn.CrossEntropyLoss())
+            >>> found.table(digits=2).value[["s₁", "edge", "outliers"]].to_dict()
+            {'s₁': '0.43', 'edge': '0.22', 'outliers': '2'}
         """
         if digits is not None and (type(digits) is not int or not 0 <= digits <= 15):
             raise ValueError(f"digits is {digits!r}, but a whole number from 0 to 15 is needed")

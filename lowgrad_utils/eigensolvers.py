@@ -227,6 +227,17 @@ class SpectralDensity:
         points: Ritz values theta, probes x steps, rising.
         weights: Their weights w, probes x steps; those of a probe sum to 1.
         size: P.
+
+    Example:
+        >>> a = torch.diag(torch.arange(1.0, 31.0, dtype=torch.float64))
+        >>> operator = SymmetricOperator(30, torch.float64, a.device, lambda rows: rows @ a)
+        >>> density = spectral_density(operator, probes=200, steps=5)
+        >>> mean, error = density.mean(lambda x: x)  # the trace over 30 is 15.5
+        >>> abs(mean - 15.5) < 3 * error < 1
+        True
+        >>> x = torch.linspace(-20, 50, 500, dtype=torch.float64)
+        >>> round(float(torch.trapezoid(density.smooth(x, width=2.0), x)), 6)
+        1.0
     """
 
     points: Tensor
@@ -234,7 +245,11 @@ class SpectralDensity:
     size: int
 
     def mean(self, function: Callable[[Tensor], Tensor]) -> tuple[float, float]:
-        """Return the estimate of tr f(A) / P and its standard error (NaN for a single probe)."""
+        """Return the estimate of tr f(A) / P and its standard error (NaN for a single probe).
+
+        Args:
+            function: f, of a tensor of eigenvalues, entry by entry.
+        """
         values = (self.weights * function(self.points)).sum(1)
         error = float(values.std()) / len(values) ** 0.5 if len(values) > 1 else float("nan")
         return float(values.mean()), error
@@ -250,6 +265,9 @@ class SpectralDensity:
 
         Returns:
             The density, mean over probes, of the length of ``at``.
+
+        Raises:
+            ValueError: If ``scale`` is another one, or ``width`` is not positive.
         """
         checks.choice("scale", scale, ("linear", "log"))
         checks.positive("width", width)

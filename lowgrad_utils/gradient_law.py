@@ -123,6 +123,17 @@ class GradientLaw:
     Raises:
         TypeError: If T is not a floating-point tensor.
         ValueError: If T is not square, not positive semidefinite beyond rounding, or zero.
+
+    Example:
+        >>> law = GradientLaw(torch.diag(torch.tensor([9.0] + [1.0] * 100)).double(), 400)
+        >>> round(law.outliers[0].value, 2), round(law.edge, 2), round(law.quantile(0.5), 2)
+        (3.05, 1.5, 0.96)
+        >>> law.typical_values(3).round(decimals=2).tolist()
+        [3.05, 1.48, 1.45]
+        >>> e = torch.zeros(101).double()
+        >>> e[0] = 1  # the eigenvector of 9
+        >>> law.squared_cosines(e).round(decimals=2).tolist()
+        [0.97]
     """
 
     T: Tensor = field(repr=False)
@@ -189,6 +200,9 @@ class GradientLaw:
 
         Args:
             level: Share below it, between 0 and 1, such as 0.5 for the median.
+
+        Raises:
+            ValueError: If the level is not between 0 and 1, or there is no bulk.
         """
         return math.sqrt(self.covariance.quantile(level))
 
@@ -268,6 +282,8 @@ def gradient_law(
         TypeError: If an argument is not a floating-point tensor, or dtypes differ.
         ValueError: If shapes do not fit, an entry is NaN or infinite, the residue is zero, or an
             outer weight is not -1 or +1.
+
+    Source: this book.
 
     Example:
         >>> from lowgrad_utils.spiked_data import sample_spiked_data

@@ -64,6 +64,10 @@ class Activation:
         Raises:
             TypeError: If s is not a floating-point tensor.
             ValueError: If an entry is negative, NaN or infinite.
+
+        Example:
+            >>> ACTIVATIONS["relu"].c(torch.tensor([0.5, 1.0]).double())
+            tensor([0.7979, 0.3989], dtype=torch.float64)
         """
         s = _standard_deviations(s)
         return (self._mean_second_derivative or _by_quadrature(self.second_derivative))(s)
@@ -488,7 +492,17 @@ class TwoLayerNetwork:
         Args:
             data: The data.
 
+        Raises:
+            TypeError: If W has another dtype than the data.
+            ValueError: If W does not fit the data.
+
         Source: Low Rank Gradients, Assumption 4.3.
+
+        Example:
+            >>> from lowgrad_utils.spiked_data import sample_spiked_data
+            >>> network = TwoLayerNetwork.random(40, 3, activation="softplus")
+            >>> network.mu(sample_spiked_data(30, 40, nu=0.25))  # softplus' is 1/2 and an odd part
+            tensor([0.5000, 0.5000, 0.5000], dtype=torch.float64)
         """
         if data.eigenvalues is None:
             return self.sigma.derivative(data.X @ self.W.T).mean(dim=0)

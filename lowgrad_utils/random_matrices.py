@@ -339,6 +339,11 @@ class SampleCovariance:
         >>> law = SampleCovariance(torch.tensor([9.0] + [1.0] * 100).double(), 400)
         >>> round(law.edge, 3), round(law.outliers[0].value, 3)
         (2.246, 9.281)
+        >>> x = torch.tensor([0.5, 1.0, 2.0]).double()
+        >>> law.density(x).round(decimals=3).tolist(), law.cumulative(x).round(decimals=3).tolist()
+        ([0.843, 0.616, 0.209], [0.188, 0.555, 0.966])
+        >>> law.quantiles(torch.tensor([0.1, 0.9]).double()).round(decimals=2).tolist()
+        [0.4, 1.75]
     """
 
     def __init__(self, population: Tensor, samples: int):

@@ -46,11 +46,19 @@ class Rate:
     seeds: int
 
     def predict(self, size: ArrayLike) -> np.ndarray:
-        """Return the fitted value exp(intercept) * size^slope at ``size``."""
+        """Return the fitted value exp(intercept) * size^slope.
+
+        Args:
+            size: A size, or several.
+        """
         return np.exp(self.intercept + self.slope * np.log(np.asarray(size, dtype=float)))
 
     def contains(self, slope: float) -> bool:
-        """Return whether ``slope`` lies in [low, high]."""
+        """Return whether a slope lies in [low, high].
+
+        Args:
+            slope: Such as the one that a statement predicts.
+        """
         return bool(self.low <= slope <= self.high)
 
     def __str__(self) -> str:
@@ -118,9 +126,17 @@ def root_mean_square_rate(
 
     An inner product of random directions is of size d^-beta with either sign, and close to 0 now
     and then: logarithms of single values are dominated by these accidents, the root mean square
-    is not. Arguments, interval and result are those of ``fit_rate``, but ``values`` may be
-    negative or 0; values with the same size and seed are first squared and averaged. With
-    Gaussian values the interval covers 0.94 (5 seeds) and 0.93 (10 seeds) at level 0.95.
+    is not. Interval and result are those of ``fit_rate``; values with the same size and seed are
+    first squared and averaged. With Gaussian values the interval covers 0.94 (5 seeds) and 0.93
+    (10 seeds) at level 0.95.
+
+    Args:
+        sizes: As for ``fit_rate``, like the arguments that follow.
+        values: Measured values, which may be negative or 0.
+        seeds: Seed of each value.
+        level: Confidence level of the interval.
+        resamples: Number of resamples of the seeds.
+        seed: Seed of the resampling.
 
     Raises:
         ValueError: As ``fit_rate``, or if all values of one size are 0.

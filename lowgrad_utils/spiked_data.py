@@ -76,6 +76,12 @@ class SpikedData:
 
         Raises:
             ValueError: If r does not fit.
+
+        Example:
+            >>> data = sample_spiked_data(30, 40, nu=0.25)
+            >>> r = torch.ones(30).double()
+            >>> torch.allclose(data.bulk_times(r), data.X_B.T @ r)
+            True
         """
         checks.vector("r", r, length=self.n)
         return self.X.T @ r - self.zeta * (self.z @ r) * self.q
@@ -89,6 +95,13 @@ class SpikedData:
         Raises:
             TypeError: If W has another dtype than the data.
             ValueError: For real data, whose covariance is unknown, or if W does not fit.
+
+        Example:
+            >>> data = sample_spiked_data(30, 40, nu=0.25, alpha=1.0)
+            >>> W = torch.eye(40).double()[:2]  # variances 1 and 1/2 of the bulk, and the spike's
+            >>> variances = torch.tensor([1, 0.5]).double() + (data.zeta * data.q[:2]) ** 2
+            >>> torch.allclose(data.preactivation_scale(W), variances.sqrt())
+            True
         """
         checks.matrix("W", W, columns=self.d)
         checks.same_dtype(X=self.X, W=W)

@@ -33,8 +33,16 @@ class LayerJacobian:
 
     Example:
         >>> X, B = torch.eye(3).double(), torch.ones(3, 2).double()
-        >>> LayerJacobian(X, B, 3).modes.values
+        >>> jacobian = LayerJacobian(X, B, 3)
+        >>> jacobian.modes.values
         tensor([0.6667, 0.6667, 0.6667], dtype=torch.float64)
+        >>> weights = torch.ones(3).double() / 3
+        >>> jacobian.combination(weights)
+        tensor([[0.3333, 0.3333],
+                [0.3333, 0.3333],
+                [0.3333, 0.3333]], dtype=torch.float64)
+        >>> round(jacobian.share_in_terms(weights, X[:1], B[:1]), 12)  # in e_1 (1, 1), one row of 3
+        0.333333333333
     """
 
     X: Tensor = field(repr=False)
@@ -141,6 +149,17 @@ class GaussNewtonModes:
         values: Eigenvalues lambda_k, N of them, falling; all others are zero.
         weights: Eigenvectors v_k of the kernel, N x N, one a column.
         jacobian: The derivatives.
+
+    Example:
+        >>> network = TwoLayerNetwork.random(5, 6, activation="tanh", seed=0)
+        >>> X, residue = torch.eye(4, 5).double(), torch.ones(4).double()
+        >>> jacobian = scalar_jacobian(X, network)
+        >>> modes, G = jacobian.modes, jacobian.combination(residue / 4)
+        >>> along = torch.stack([(G * modes.direction(k)).sum() for k in (1, 2, 3, 4)])
+        >>> torch.allclose(modes.components(residue), along)
+        True
+        >>> round(float(modes.shares(residue)[-1]), 12)  # the gradient is made of these directions
+        1.0
     """
 
     values: Tensor
@@ -148,7 +167,10 @@ class GaussNewtonModes:
     jacobian: LayerJacobian = field(repr=False)
 
     def direction(self, k: int) -> Tensor:
-        """Compute the k-th eigenvector U_k as a d x m matrix of Frobenius norm 1, k from 1.
+        """Compute the k-th eigenvector U_k as a d x m matrix of Frobenius norm 1.
+
+        Args:
+            k: From 1.
 
         Raises:
             ValueError: If k is out of range, or the eigenvalue is zero to rounding.
@@ -296,6 +318,12 @@ def softmax_jacobian(
         ValueError: If shapes do not fit, an entry is NaN or infinite, or the name is unknown.
 
     Source: Papyan 2019, Eqs. 13-16.
+
+    Example:
+        >>> W, A = torch.eye(4, 5).double(), torch.eye(3, 4).double()
+        >>> jacobian, p = softmax_jacobian(torch.eye(2, 5).double(), W, A, activation="tanh")
+        >>> jacobian.X.shape, jacobian.B.shape, p.sum(1)
+        (torch.Size([6, 5]), torch.Size([6, 4]), tensor([1., 1.], dtype=torch.float64))
     """
     checks.matrix("W", W, columns=checks.matrix("X", X).shape[1])
     checks.matrix("A", A, columns=len(W))

@@ -32,6 +32,19 @@ class ThreeLevels:
         gram: <delta_{a,a'}, delta_{b,b'}>, (C*C) x (C*C) in float64, row c * C + c'.
         counts: Examples of each class (C).
         means: The group means themselves, C x C x P, if they were kept.
+
+    Example:
+        >>> means = torch.eye(9).double().reshape(3, 3, 9)  # orthonormal ones
+        >>> levels = ThreeLevels.of(means, torch.tensor([10, 10, 20]))
+        >>> levels.centres[0].tolist()  # (delta_{0,1} + delta_{0,2}) / 2
+        [0.0, 0.5, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+        >>> levels.eigenvalues("G0")[:4].round(decimals=12).tolist()  # the shares of the classes
+        [0.5, 0.25, 0.25, 0.0]
+        >>> bool(levels.eigenvectors("G0", 1)[8].abs() > 0.999999)  # delta_{2,2}
+        True
+        >>> matrix = levels.operator("G1").matrix()
+        >>> torch.allclose(torch.linalg.eigvalsh(matrix).flip(0), levels.eigenvalues("G1"))
+        True
     """
 
     gram: Tensor
@@ -40,7 +53,11 @@ class ThreeLevels:
 
     @classmethod
     def of(cls, means: Tensor, counts: Tensor) -> "ThreeLevels":
-        """Return the levels of group means (C x C x P) of classes with these numbers of examples.
+        """Return the levels of group means of classes with these numbers of examples.
+
+        Args:
+            means: C x C x P.
+            counts: Examples of each class (C).
 
         Raises:
             ValueError: If the shapes do not belong together, or a class is empty.
@@ -98,6 +115,9 @@ class ThreeLevels:
         Args:
             term: One of TERMS.
 
+        Raises:
+            ValueError: If the term is none of them.
+
         Source: Papyan 2019, Eqs. 21-28, with weights pi_c for classes of any size.
         """
         checks.choice("term", term, TERMS)
@@ -122,6 +142,9 @@ class ThreeLevels:
         Args:
             term: ``G0``, ``G1``, ``G2``, ``G0+G1`` or ``G1+2`` (the paper's name for G0 + G1 + G2).
 
+        Raises:
+            ValueError: If the term is none of them.
+
         Example:
             >>> stream = torch.Generator().manual_seed(0)
             >>> means = torch.randn(3, 3, 20, generator=stream, dtype=torch.float64)
@@ -135,8 +158,13 @@ class ThreeLevels:
     def eigenvectors(self, term: str, k: int) -> Tensor:
         """Return the k leading orthonormal eigenvectors of a term, P x k; needs the means.
 
+        Args:
+            term: As in ``eigenvalues``.
+            k: How many.
+
         Raises:
-            ValueError: If the term has fewer than k eigenvalues above rounding.
+            ValueError: If the term is unknown or has fewer than k eigenvalues above rounding, or
+                the means were not kept.
         """
         k = checks.positive_integer("k", k)
         roots = self.coefficients(term)
@@ -202,7 +230,14 @@ class ThreeLevels:
         return shares[0], shares[1]
 
     def operator(self, term: str) -> SymmetricOperator:
-        """Return a term as an operator on vectors of length P; needs the means."""
+        """Return a term as an operator on vectors of length P; needs the means.
+
+        Args:
+            term: As in ``eigenvalues``.
+
+        Raises:
+            ValueError: If the term is unknown, or the means were not kept.
+        """
         roots = self.coefficients(term)
         rows = self._needed_means().flatten(0, 1)
         factor = (roots @ roots).to(rows)
@@ -257,6 +292,20 @@ def within_groups(curvature: LossCurvature, levels: ThreeLevels) -> SymmetricOpe
     Args:
         curvature: The classifier on its data.
         levels: Its three levels, with means.
+
+    Raises:
+        ValueError: If the means were not kept.
+
+    Source: Papyan 2019, Eqs. 21-28.
+
+    Example:
+        >>> model = torch.nn.Linear(5, 3).double().eval()
+        >>> x = torch.randn(60, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        >>> curvature = LossCurvature(model, (x, torch.arange(60) % 3))
+        >>> rest = within_groups(curvature, three_levels(curvature)).matrix()
+        >>> terms = explicit_terms(curvature.logit_derivatives(), curvature.labels)
+        >>> torch.allclose(rest, terms["G3"])
+        True
     """
     full, means = curvature.gauss_newton, levels.operator("G1+2")
     return SymmetricOperator(
@@ -321,6 +370,15 @@ def evenness(curvature: LossCurvature, means: Tensor) -> Tensor:
 
     Raises:
         ValueError: If the means are not C x C x P.
+
+    Source: this book.
+
+    Example:
+        >>> model = torch.nn.Linear(5, 3).double().eval()
+        >>> one_image = torch.ones(6, 5).double()  # again and again
+        >>> curvature = LossCurvature(model, (one_image, torch.arange(6) % 3))
+        >>> torch.allclose(evenness(curvature, curvature.group_means()), torch.ones(3, 3).double())
+        True
     """
     shape = (curvature.classes, curvature.classes, curvature.size)
     if tuple(means.shape) != shape:
