@@ -122,27 +122,39 @@ def centres(theta, x, labels, table, network):
 
 
 # %% public q1
-widths, labels = [3, 2, 4], torch.tensor([0.0, 1.0, 2.0, 3.0, 3.0]).double()
+widths, labels = [3, 2, 4], torch.tensor([3.0, 0.0, 3.0, 1.0, 2.0]).double()
 x = torch.arange(15.0).double().view(5, 3) / 7 - 1
-table = (torch.ones(4, 4).double() - torch.eye(4).double()) / 3
+table = torch.tensor([[0, 1, 0, 0], [0, 0, 2, 1], [1, 0, 0, 0], [3, 0, 1, 0]]).double()
 theta = torch.zeros(20).double()
 hint = "Do labels come as float64 and theta without requires_grad in your code, too?"
 found = ran(hint, centres, theta, x, labels, table, widths)
 shaped("the matrix of centres", found, 4, 20)
-hint = "With theta = 0 all p are 1/C. The last C entries belong to the biases b2, where J is I."
-close("its part for b2", found[:, -4:], (table - table.sum(1, keepdim=True) / 4) / 2, hint)
+# The last C entries belong to the biases b2, where J is I. With theta = 0 all p are 1/C.
+found, expected = found[:, -4:], (table - table.sum(1, keepdim=True) / 4) / 2
+hint = "The entries of e_k - p_i add up to 0, so those of delta_{i,k} that belong to b2 do, too."
+assert found.sum(1).abs().max() < 1e-9, f"a row's part for b2 does not add up to 0. {hint}"
+lengths = found.norm(dim=1) / expected.norm(dim=1)
+hint = "Row c of A belongs to class c, and column k to logit k: this A is not symmetric."
+close("a direction", found / lengths.clamp_min(1e-300)[:, None], expected, hint)
+hint = "Class 3 has two examples here, class 0 has one, and each delta_{c,k} is a mean: over what?"
+close("the length of row 3, over that of row 0,", lengths[3] / lengths[0], 1.0, hint)
+hint = "Directions and ratios are right, so a factor is common to all rows: look at sqrt(p), 1/n."
+close("the part for b2", found, expected, hint)
 
 # %% public q1
-widths, labels = [3, 2, 4], torch.tensor([0.0, 1.0, 2.0, 3.0, 3.0]).double()
+widths, labels = [3, 2, 4], torch.tensor([3.0, 0.0, 3.0, 1.0, 2.0]).double()
 x = torch.arange(15.0).double().view(5, 3) / 7 - 1
 p = torch.tensor([0.5, 0.25, 0.125, 0.125]).double()
 theta = torch.cat([torch.zeros(16).double(), p.log()])
-table = torch.eye(4).double().flip(0)
+table = torch.eye(4).double().roll(1, 1)
 hint = "Do labels come as float64 and theta without requires_grad in your code, too?"
 found = ran(hint, centres, theta, x, labels, table, widths)
 shaped("the matrix of centres", found, 4, 20)
-hint = "Its parts for b2 must be sqrt(p_k) (e_k - p) here. Are the v_i constant, is A used?"
-expected = (p.sqrt()[:, None] * (torch.eye(4).double() - p)).flip(0)
+hint = (
+    "Only A_01, A_12, A_23 and A_30 are 1 here, so row c is sqrt(p_k) (e_k - p) with the next k. "
+    "Are the v_i constant, and is A used?"
+)
+expected = table @ (p.sqrt()[:, None] * (torch.eye(4).double() - p))
 close("the part for b2 of another table", found[:, -4:], expected, hint)
 
 # %% hidden common
@@ -247,7 +259,7 @@ def calls(rng):
 
 def check(calls, answers):
     for c, rows in zip(calls, answers):
-        near(rows, explicit_centres(**c.arguments), name="the centres of another table")
+        directions_agree(rows, explicit_centres(**c.arguments), "the centres of another table")
 
 
 # %% hidden q1 1: more logit derivatives than fit in memory
@@ -257,7 +269,8 @@ def calls(rng):
 
 
 def check(calls, answers):
-    near(answers[0], centres_by_hand(**calls[0].arguments), name="the centres of a large network")
+    expected = centres_by_hand(**calls[0].arguments)
+    directions_agree(answers[0], expected, "the centres of a large network")
 
 
 # %% wrong q1 4: the v_i are differentiated, too
@@ -282,6 +295,33 @@ def centres(theta, x, labels, table, network):
         z = logits(theta, x[labels == c], network)
         p = z.detach().softmax(1)
         r = weights * p.sqrt() * len(table) / len(x)
+        v = r - r.sum(1, keepdim=True) * p
+        rows.append(torch.autograd.grad((v * z).sum(), theta)[0])
+    return torch.stack(rows)
+
+
+# %% wrong q1 1: a mean over all examples, not over those of the class
+def centres(theta, x, labels, table, network):
+    theta = theta.detach().requires_grad_()
+    rows = []
+    for c, weights in enumerate(table):
+        z = logits(theta, x[labels == c], network)
+        p = z.detach().softmax(1)
+        r = weights * p.sqrt() / len(x)
+        v = r - r.sum(1, keepdim=True) * p
+        rows.append(torch.autograd.grad((v * z).sum(), theta)[0])
+    return torch.stack(rows)
+
+
+# %% wrong q1 1: the table transposed
+def centres(theta, x, labels, table, network):
+    theta = theta.detach().requires_grad_()
+    rows = []
+    for c, weights in enumerate(table.T):
+        own = labels == c
+        z = logits(theta, x[own], network)
+        p = z.detach().softmax(1)
+        r = weights * p.sqrt() / own.sum()
         v = r - r.sum(1, keepdim=True) * p
         rows.append(torch.autograd.grad((v * z).sum(), theta)[0])
     return torch.stack(rows)
@@ -379,14 +419,32 @@ close("the product V^T V", vectors.T @ vectors, torch.eye(2).double(), hint)
 
 # %% public q2
 G = torch.diag(torch.tensor([1.0, 2.0, 3.0, 4.0]).double())
-rows = torch.tensor([[1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 2.0, 0.0]]).double()
+rows = torch.tensor([[1.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]]).double()
 found = ritz(G, rows)
 assert found is not None, "it returns nothing: does it end with 'return ...'?"
+hint = "These rows are not orthogonal, and span the same plane as e_1 and e_2."
+close("the sum of the Ritz values", sum(found[0]), 3.0, hint)
+shaped("the matrix of Ritz vectors", found[1], 4, 2)
+hint = "Any orthonormal basis of the span is not enough: the columns are the w_j = Q s_j, in order."
+close("the product V^T G V", found[1].T @ G @ found[1], [[2.0, 0.0], [0.0, 1.0]], hint)
+rows = torch.tensor([[1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 2.0, 0.0]]).double()
+found = ritz(G, rows)
 hint = "The residual is taken in R^P: G w - 1.5 w is not zero for w = (e_1 + e_2) / sqrt(2)."
 close("the larger residual norm", max(found[2]), 0.5, hint)
-rows = torch.tensor([[1.0, 0.0, 0.0, 0.0], [1.0, 0.1, 0.0, 0.0]]).double()
-hint = "These rows are not orthogonal, and span the same plane as e_1 and e_2."
-close("the sum of the Ritz values there", sum(ritz(G, rows)[0]), 3.0, hint)
+
+# %% public q2
+from lowgrad_utils.curvature import SymmetricOperator
+
+matrix = torch.diag(torch.tensor([1.0, 2.0, 3.0, 4.0]).double())
+G = SymmetricOperator(4, matrix.dtype, matrix.device, lambda rows: rows @ matrix)
+rows = torch.tensor([[1.0, 1.0, 0.0, 0.0], [2.0, 2.0, 0.0, 0.0], [0.0, 0.0, 1e-12, 0.0]]).double()
+found = ran("This G is an operator: it has 'G @ Q', but not 'Q.T @ G'.", ritz, G, rows)
+assert found is not None, "it returns nothing: does it end with 'return ...'?"
+r = len(found[0])
+hint = "Rows 0 and 1 are parallel." if r > 2 else "Row 2 is short: is it scaled to length 1 first?"
+assert r == 2, f"the span of these three rows has dimension 2, but there are {r} values. {hint}"
+shaped("the matrix of Ritz vectors of three rows", found[1], 4, 2)
+close("their Ritz values", found[0], [3.0, 1.5], "The span is that of e_1 + e_2 and e_3.")
 
 
 # %% hidden common
@@ -525,6 +583,14 @@ def ritz(G, rows):
     return values, V, (G @ V - V * values).norm(dim=0)
 
 
+# %% wrong q2 2: the vectors of the basis, not turned
+def ritz(G, rows):
+    U, s, _ = torch.linalg.svd((rows / rows.norm(dim=1, keepdim=True)).T, full_matrices=False)
+    Q = U[:, s > 1e-8 * s[0]]
+    values = torch.linalg.eigvalsh(Q.T @ (G @ Q)).flip(0)
+    return values, Q, (G @ Q - Q * values).norm(dim=0)
+
+
 # %% wrong q2 1: the residual inside the span, where it is zero
 def ritz(G, rows):
     U, s, _ = torch.linalg.svd((rows / rows.norm(dim=1, keepdim=True)).T, full_matrices=False)
@@ -580,11 +646,28 @@ assert error < 1e-7, f"the angles are off by {error:.1e}. {hint}"
 found = ran("U may have fewer columns than there are rows.", angles, 5 * e[:, 3:], rows)
 shaped("the vector of angles between a line and a plane", found, 1)
 close("the angle between e_4 and the rows", found, math.pi / 2, "They are orthogonal.")
+U = torch.stack([e[0], 3 * e[0] + e[1]], 1)
+found = ran("Neither U's columns nor the rows are orthonormal.", angles, U, rows)
+shaped("the vector of angles of another basis", found, 2)
+hint = "e_1 and 3 e_1 + e_2 span the same plane as e_1 and e_2: angles belong to spans."
+error = float((found - torch.tensor([0.0, math.pi / 4]).double()).abs().max())
+assert error < 1e-7, f"the angles of another basis are off by {error:.1e}. {hint}"
+found = ran("Rows may be dependent.", angles, e[:, 1:], torch.stack([e[0], 2 * e[0]]))
+hint = "These two rows span a line, which has one angle with U's columns: decide the rank as in q2."
+assert found.shape == (1,), f"there are {found.numel()} angles instead of 1. {hint}"
+
+# %% public q3
+e = torch.eye(4).double()
 line = torch.tensor([[1.0], [1e-7], [0.0], [0.0]]).double()
 found = ran("A cosine may come out above 1.", angles, line, e[:1])
+shaped("the vector of angles of two lines", found, 1)
 hint = "1 - cos(1e-7) is 5e-15: what is left of it in 16 digits? The sine has all its digits."
 error = abs(float(found[0]) - 1e-7)
 assert error < 1e-11, f"the angle 1e-7 is off by {error:.1e}. {hint}"
+found = ran("A sine may come out above 1.", angles, line, e[1:2])
+hint = "1 - sin(pi/2 - 1e-7) is 5e-15: here the sine loses digits. What has them?"
+error = abs(float(found[0]) - (math.pi / 2 - 1e-7))
+assert error < 1e-11, f"the angle pi/2 - 1e-7 is off by {error:.1e}. {hint}"
 
 
 # %% hidden common
@@ -724,13 +807,14 @@ def angles(U, rows):
 network = trained_networks.load("mnist-vgg11")
 x, labels = network.train_set
 kept = torch.cat([torch.nonzero(labels == c).flatten()[:20] for c in range(10)])
-x, labels = x[kept], labels[kept]
+x, labels = x[kept].double(), labels[kept]
+network.model.double()  # the networks are shipped in float32
 theta = torch.cat([p.detach().flatten() for p in network.model.parameters()])
 G = LossCurvature(network.model, (x, labels)).gauss_newton
 top = top_eigenpairs(G, 9, tolerance=1e-2, residuals=False)
 
 # %%
-table = (1 - torch.eye(10)) / 9
+table = (1 - torch.eye(10).double()) / 9
 dealt = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))]
 spans = {"true": labels, "dealt out": dealt}
 rows = {name: centres(theta, x, each, table, network) for name, each in spans.items()}
@@ -833,25 +917,24 @@ def split_along(D, labels, u):
 
 
 # %% public q4
-labels = torch.tensor([0.0, 0.0, 1.0]).double()
-D = torch.zeros(3, 2, 3).double()
-D[0, 0, 0], D[1, 0, 0], D[2, 1, 1] = 1.0, 3.0, 2.0
-found = ran("Do labels come as float64 in your code, too?", split_along, D, labels, D[0, 0])
-shaped("the vector of parts", found, 3)
-G = D.flatten(0, 1).T @ D.flatten(0, 1) / 3
-hint = "Here u^T G u = (1 + 9) / 3: the sum over examples is divided by n."
-close("the sum of the parts", found.sum(), 10 / 3, hint)
-hint = "Two of three examples are of class 0, with the mean 2 along u."
-close("the part of the means", found[0], 8 / 3, hint)
+labels = torch.tensor([0.0, 0.0, 1.0, 1.0, 1.0]).double()
+D = torch.zeros(5, 2, 3).double()
+D[0, 0, 0], D[1, 0, 0], D[2:, 1, 1] = 1.0, 3.0, 2.0
+found = ran("Do labels come as float64 in your code, too?", split_along, D, labels, 2 * D[0, 0])
+shaped("the vector of parts (are there groups of mean zero?)", found, 3)
+hint = "Here u = 2 e_1, and u^T G u = (4 + 36) / 5: the sum over examples is divided by n."
+close("the sum of the parts", found.sum(), 8.0, hint)
+hint = "Two of five examples are of class 0, whose mean derivative has the product 4 with u."
+close("the part of the means", found[0], 6.4, hint)
 hint = "The sizes are 1/2 and 3/2: their variance, divided by n_c, is 1/4."
-close("the part of the sizes", found[1], 2 / 3, hint)
+close("the part of the sizes", found[1], 1.6, hint)
 
 # %% public q4
 labels = torch.tensor([0.0, 0.0, 1.0]).double()
 D = torch.zeros(3, 2, 3).double()
 D[0, 0, 0], D[1, 0, 1], D[2, 1, 1] = 2.0, 2.0, 2.0
 found = ran("Do labels come as float64 in your code, too?", split_along, D, labels, D[0, 0] / 2)
-shaped("the vector of parts (are there groups of mean zero?)", found, 3)
+shaped("the vector of parts (class 1 has one example)", found, 3)
 hint = "Both members of group (0, 0) have size 1, so the sizes have no part: the rest has it."
 assert abs(float(found[1])) < 1e-12, (
     f"the part of the sizes is {float(found[1]):.3g}, not 0. {hint}"
@@ -933,20 +1016,9 @@ def calls(rng):
 
 
 def check(calls, answers):
-    c = calls[0].arguments
-    D, u, n = c["D"], c["u"], len(c["labels"])
-    expected = np.zeros(3)
-    for label in range(3):
-        one, other = D[c["labels"] == label]
-        for k in range(3):
-            m = (one[k] + other[k]) / 2
-            expected[2] += ((one[k] @ u) ** 2 + (other[k] @ u) ** 2) / n
-            expected[0] += 2 / n * (m @ u) ** 2
-            if m.any():
-                difference = (one[k] - other[k]) @ m / 2 / (m @ m)
-                expected[1] += 2 / n * difference**2 * (m @ u) ** 2
-    expected[2] -= expected[0] + expected[1]
-    near(answers[0], expected, name="the vector of parts")
+    # Values have their own tests: here the other groups must only keep their sizes.
+    parts = array(answers[0], (3,), name="the vector of parts")
+    assert parts[1] > 0, "no group has a part of the sizes, because some have none"
 
 
 # %% wrong q4 3: classes of equal weight
@@ -965,7 +1037,7 @@ def split_along(D, labels, u):
     return torch.stack([means, sizes, total - means - sizes])
 
 
-# %% wrong q4 2: the variance divided by n_c - 1
+# %% wrong q4 1: the variance divided by n_c - 1
 def split_along(D, labels, u):
     means = sizes = 0
     for c in range(D.shape[1]):
@@ -980,7 +1052,7 @@ def split_along(D, labels, u):
     return torch.stack([means, sizes, total - means - sizes])
 
 
-# %% wrong q4 2: all variance along u is put down to sizes
+# %% wrong q4 1: all variance along u is put down to sizes
 def split_along(D, labels, u):
     means = sizes = 0
     for c in range(D.shape[1]):
@@ -1004,6 +1076,20 @@ def split_along(D, labels, u):
         sizes = sizes + share * ((s - 1).square().mean(0) * along).sum()
     total = (D @ u).square().sum() / len(D)
     return torch.stack([means, sizes, total - means - sizes])
+
+
+# %% wrong q4 1: what is not a number is replaced in the end
+def split_along(D, labels, u):
+    means = sizes = 0
+    for c in range(D.shape[1]):
+        own = D[labels == c]
+        share, mean = len(own) / len(D), own.mean(0)
+        s = (own * mean).sum(2) / mean.square().sum(1)
+        along = (mean @ u).square()
+        means = means + share * along.sum()
+        sizes = sizes + share * ((s - 1).square().mean(0) * along).sum()
+    total = (D @ u).square().sum() / len(D)
+    return torch.stack([means, sizes, total - means - sizes]).nan_to_num()
 
 
 # %% [markdown]
@@ -1509,6 +1595,22 @@ places = torch.tensor([0.0, 1.0, 3.0, 7.0]).double()
 row = neighbours((places[:, None] - places).abs(), 2.0)[0]
 hint = "The logarithms of a row must be linear in the SQUARED distances 1, 9, 49."
 close("a ratio of differences", (row[1] / row[2]).log() / (row[2] / row[3]).log(), 8 / 40, hint)
+
+# %% public q7
+places = torch.tensor([0.0, 1.0, 2.5, 4.0, 7.0]).double()
+distances = (places[:, None] - places).abs()
+p = neighbours(distances.clone(), 3.0)
+shaped("the matrix of probabilities", p, 5, 5)
+hint = "A factor of all distances goes into beta, and p stays. Between which bounds is beta found?"
+for factor in (1e-8, 1e8):
+    found = ran(hint, neighbours, factor * distances, 3.0)
+    shaped(f"the matrix for distances times {factor:g}", found, 5, 5)
+    close(f"the matrix for distances times {factor:g}", found, p, hint)
+found = neighbours((1 + 1e-7 * distances**2).sqrt(), 3.0)
+hint = "All e^(-beta d^2) are 0 where beta is large: what can be subtracted from the d^2 of a row?"
+assert torch.isfinite(found).all(), f"for distances that are nearly equal there are NaN. {hint}"
+error = float((found - p).abs().max())
+assert error < 1e-6, f"p for distances that are nearly equal is off by {error:.1e}. {hint}"
 
 # %% hidden common
 import scipy.optimize
