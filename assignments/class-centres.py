@@ -40,7 +40,7 @@
 # group means clusters?*, *Figure 5: by logit first, by class later*, *Claim C6: does random matrix
 # theory explain the excess?* and *A threshold at the bulk edge* first.
 #
-# In the tests all arrays are torch tensors in float64, also vectors of labels, which hold whole
+# All arrays are torch tensors in float64, in the tests also vectors of labels, which hold whole
 # numbers from 0: write `labels.long()` where you need integers. The functions of `lowgrad_utils`
 # that do a question's work (such as `class_centres`, `rayleigh_ritz`, `principal_angles`,
 # `explicit_terms`) are switched off in the grading. NumPy, SciPy and PyTorch are yours to use; what
@@ -156,6 +156,18 @@ hint = (
 )
 expected = table @ (p.sqrt()[:, None] * (torch.eye(4).double() - p))
 close("the part for b2 of another table", found[:, -4:], expected, hint)
+
+# %% public q1
+widths, labels = [3, 2, 4], torch.tensor([3.0, 0.0, 3.0, 1.0, 2.0]).double()
+x, theta = torch.arange(15.0).double().view(5, 3) / 7 - 1, torch.arange(20.0).double().sin()
+table = (torch.ones(4, 4).double() - torch.eye(4).double()) / 3
+found = centres(theta, x, labels, table, widths)
+shaped("the matrix of centres", found, 4, 20)
+# Without the first example of class 3, and without the second.
+subsets = ([1, 2, 3, 4], [0, 1, 3, 4])
+ones = [centres(theta, x[kept], labels[kept], table, widths) for kept in subsets]
+hint = "It has two examples, rows 0 and 2 of x. Each has its own J and its own p."
+close("the centre of class 3, against the mean of its examples,", found[3], sum(ones)[3] / 2, hint)
 
 # %% hidden common
 import scipy.linalg
@@ -431,6 +443,8 @@ rows = torch.tensor([[1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 2.0, 0.0]]).double()
 found = ritz(G, rows)
 hint = "The residual is taken in R^P: G w - 1.5 w is not zero for w = (e_1 + e_2) / sqrt(2)."
 close("the larger residual norm", max(found[2]), 0.5, hint)
+hint = "The first belongs to e_3, an eigenvector: keep the order of the values."
+assert abs(float(found[2][0])) < 1e-9, f"the first residual norm is not 0. {hint}"
 
 # %% public q2
 from lowgrad_utils.curvature import SymmetricOperator
@@ -664,9 +678,11 @@ shaped("the vector of angles of two lines", found, 1)
 hint = "1 - cos(1e-7) is 5e-15: what is left of it in 16 digits? The sine has all its digits."
 error = abs(float(found[0]) - 1e-7)
 assert error < 1e-11, f"the angle 1e-7 is off by {error:.1e}. {hint}"
-found = ran("A sine may come out above 1.", angles, line, e[1:2])
+planes = torch.cat([line, line.flip(0)], 1), e[[0, 2]]
+found = ran("A sine may come out above 1.", angles, *planes)
+shaped("the vector of angles of two planes", found, 2)
 hint = "1 - sin(pi/2 - 1e-7) is 5e-15: here the sine loses digits. What has them?"
-error = abs(float(found[0]) - (math.pi / 2 - 1e-7))
+error = abs(float(found[1]) - (math.pi / 2 - 1e-7))
 assert error < 1e-11, f"the angle pi/2 - 1e-7 is off by {error:.1e}. {hint}"
 
 
@@ -932,13 +948,14 @@ close("the part of the sizes", found[1], 1.6, hint)
 # %% public q4
 labels = torch.tensor([0.0, 0.0, 1.0]).double()
 D = torch.zeros(3, 2, 3).double()
-D[0, 0, 0], D[1, 0, 1], D[2, 1, 1] = 2.0, 2.0, 2.0
-found = ran("Do labels come as float64 in your code, too?", split_along, D, labels, D[0, 0] / 2)
+D[0, 0, 0], D[1, 0, 0], D[1, 0, 1], D[2, 1, 1] = 3.0, 1.0, 2.0, 2.0
+u = torch.tensor([1.0, 1.0, 0.0]).double()
+found = ran("Do labels come as float64 in your code, too?", split_along, D, labels, u)
 shaped("the vector of parts (class 1 has one example)", found, 3)
-hint = "Both members of group (0, 0) have size 1, so the sizes have no part: the rest has it."
-assert abs(float(found[1])) < 1e-12, (
-    f"the part of the sizes is {float(found[1]):.3g}, not 0. {hint}"
-)
+hint = "(3, 0) and (1, 2), with the mean (2, 1), have the sizes 6/5 and 4/5, and the product 3 with u."
+close("the part of the sizes", found[1], 0.24, hint)
+hint = "The means make up all of u^T G u here, so the rest cancels the sizes."
+close("the rest", found[2], -0.24, hint)
 
 
 # %% hidden common
@@ -975,7 +992,10 @@ def expected_split(D, labels, u):
 
 # %% hidden q4 1: the parts make up u^T G u
 def calls(rng):
-    return split_calls(rng)
+    # No variance along u, but sizes that vary: the rest is negative.
+    D, labels = derivatives(rng, [4, 3, 6], 7)
+    D[:, :, 0] = 1
+    return [*split_calls(rng), call("split_along", D=D, labels=labels, u=np.eye(7)[0])]
 
 
 def check(calls, answers):
@@ -1076,6 +1096,21 @@ def split_along(D, labels, u):
         sizes = sizes + share * ((s - 1).square().mean(0) * along).sum()
     total = (D @ u).square().sum() / len(D)
     return torch.stack([means, sizes, total - means - sizes])
+
+
+# %% wrong q4 1: no rest below zero
+def split_along(D, labels, u):
+    means = sizes = 0
+    for c in range(D.shape[1]):
+        own = D[labels == c]
+        share, mean = len(own) / len(D), own.mean(0)
+        squares = mean.square().sum(1)
+        s = (own * mean).sum(2) / torch.where(squares > 0, squares, 1)
+        along = (mean @ u).square()
+        means = means + share * along.sum()
+        sizes = sizes + share * ((s - 1).square().mean(0) * along).sum()
+    total = (D @ u).square().sum() / len(D)
+    return torch.stack([means, sizes, (total - means - sizes).clamp_min(0)])
 
 
 # %% wrong q4 1: what is not a number is replaced in the end
@@ -1232,7 +1267,7 @@ def hide(theta, k):
 
 # %% public q5
 theta = torch.tensor([5.0, 3.0, 2.0, 1.0]).double()
-for k in (2, 4):
+for k in (1, 2, 4):
     v = ran("k is a whole number from 1 to C.", hide, theta.clone(), k)
     shaped(f"v for k = {k}", v, 4)
     assert (v >= 0).all(), f"a variance is not negative, but v is {v.tolist()}"
@@ -1389,17 +1424,17 @@ def spread_parts(points, first):
 
 # %% public q6
 first = torch.tensor([0.0, 0.0, 1.0]).double()
-points = torch.tensor([[1.0, 0.0], [3.0, 0.0], [0.0, 4.0]]).double()
+points = torch.tensor([[1.0, 0.0], [5.0, 0.0], [0.0, 4.0]]).double()
 found = ran("Do classes come as float64 in your code, too?", spread_parts, points, first)
-shaped("the vector of parts", found, 3)
-hint = "The lengths 1 and 3 have the variance 1, divided by their number; one point has 0."
-close("the part of the lengths", found[0], 0.5, hint)
+shaped("the vector of parts (class 1 has one point)", found, 3)
+hint = "The lengths 1 and 5 have the variance 4, divided by their number; one point has 0."
+close("the part of the lengths", found[0], 2.0, hint)
 hint = "Both points of class 0 have the direction e_1."
 assert abs(float(found[1])) < 1e-12, (
     f"the part of directions is {float(found[1]):.3g}, not 0. {hint}"
 )
-hint = "The class means (2, 0) and (0, 4) lie both at the squared distance 5 from (1, 2)."
-close("between", found[2], 5.0, hint)
+hint = "The class means (3, 0) and (0, 4) lie both at the squared distance 6.25 from (1.5, 2)."
+close("between", found[2], 6.25, hint)
 
 # %% public q6
 points = torch.tensor([[2.0, 0.0], [0.0, 2.0], [0.0, 4.0]]).double()
@@ -1410,9 +1445,9 @@ close("the part of directions", found[1], 1.0, hint)
 
 
 # %% hidden common
-def spread_calls(rng):
+def spread_calls(rng, *more):
     wanted = []
-    for counts, P in (([4, 4, 4], 6), ([2, 7, 3, 5], 10), ([1, 6], 3)):
+    for counts, P in (([4, 4, 4], 6), ([2, 7, 3, 5], 10), *more):
         first = classes(rng, counts)
         points = (
             rng.normal(size=(len(first), P))
@@ -1447,7 +1482,7 @@ def spread(number, calls, answers):
 
 # %% hidden q6 1: lengths
 def calls(rng):
-    return spread_calls(rng)
+    return spread_calls(rng, ([1, 6], 3))
 
 
 def check(calls, answers):
@@ -1510,6 +1545,19 @@ def spread_parts(points, first):
     centres = torch.stack(own)
     between = (centres - centres.mean(0)).square().sum(1).mean()
     return torch.cat([torch.stack(parts).sum(0), between[None]])
+
+
+# %% wrong q6 1: variances of lengths divided by one less, which is 0 / 0 for one point
+def spread_parts(points, first):
+    lengths = points.norm(dim=1)
+    own, parts = [], []
+    for c in first.unique():
+        mean, size = points[first == c].mean(0), lengths[first == c]
+        parts.append(torch.stack([size.var(), size.mean() ** 2 - mean @ mean]))
+        own.append(mean)
+    centres = torch.stack(own)
+    between = (centres - centres.mean(0)).square().sum(1).mean()
+    return torch.cat([torch.stack(parts).mean(0), between[None]])
 
 
 # %% wrong q6 2: variances divided by one less
