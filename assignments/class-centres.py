@@ -952,7 +952,7 @@ D[0, 0, 0], D[1, 0, 0], D[1, 0, 1], D[2, 1, 1] = 3.0, 1.0, 2.0, 2.0
 u = torch.tensor([1.0, 1.0, 0.0]).double()
 found = ran("Do labels come as float64 in your code, too?", split_along, D, labels, u)
 shaped("the vector of parts (class 1 has one example)", found, 3)
-hint = "(3, 0) and (1, 2), with the mean (2, 1), have the sizes 6/5 and 4/5, and the product 3 with u."
+hint = "(3, 0) and (1, 2) have the sizes 6/5 and 4/5: projections on their mean (2, 1)."
 close("the part of the sizes", found[1], 0.24, hint)
 hint = "The means make up all of u^T G u here, so the rest cancels the sizes."
 close("the rest", found[2], -0.24, hint)
