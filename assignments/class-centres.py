@@ -826,7 +826,8 @@ kept = torch.cat([torch.nonzero(labels == c).flatten()[:20] for c in range(10)])
 x, labels = x[kept].double(), labels[kept]
 network.model.double()  # the networks are shipped in float32
 theta = torch.cat([p.detach().flatten() for p in network.model.parameters()])
-G = LossCurvature(network.model, (x, labels)).gauss_newton
+# Products in parts that take at most 0.2 GB: in float64 all examples at once need much more.
+G = LossCurvature(network.model, (x, labels), memory=0.2).gauss_newton
 top = top_eigenpairs(G, 9, tolerance=1e-2, residuals=False)
 
 # %%
