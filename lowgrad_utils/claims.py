@@ -63,6 +63,8 @@ _SUBSCRIPT = re.compile(
     r"|(?<=\b[GS])(?P<matrix>[0-3]|12|1\+2)(?![\w+])"
 )
 _LOWERED = str.maketrans("0123456789+", "₀₁₂₃₄₅₆₇₈₉₊")
+_SIGNS = {"<=": "≤", ">=": "≥", "^2": "²", "^T": "ᵀ", "sqrt": "√"}
+_SIGN = re.compile(r"<=|>=|\^2(?![\d.])|\^T(?!\w)|\bsqrt(?=[( ])")
 
 _COMPARATORS = {
     "<=": operator.le,
@@ -825,7 +827,7 @@ def _condition_lines(record: Record) -> list[str]:
         tiers.setdefault(line, []).append(c["tier"])
     if len({c["tier"] for c in record.conditions}) == 1:
         return list(tiers)
-    return [f"{line} (for {', '.join(map(repr, names))})" for line, names in tiers.items()]
+    return [f"{line} (needed for: {', '.join(names)})" for line, names in tiers.items()]
 
 
 def _box_rows(record: Record) -> list[tuple[str, list[str]]]:
@@ -855,7 +857,7 @@ def _detail_rows(record: Record) -> list[tuple[str, list[str]]]:
 
 
 def readable(text: str) -> str:
-    """Return a text of the ledger with letters where it spells them out, ``nu`` as ν.
+    """Return a text of the ledger with letters and signs where it spells them out, ``nu`` as ν.
 
     The ledger is written in what every keyboard has; names of measured quantities, such as
     ``beta_error``, stay as they are.
@@ -866,15 +868,18 @@ def readable(text: str) -> str:
     Example:
         >>> readable("lambda_1(G_{1+2}) = Theta(n^(2 nu - 1/2)), not beta_error")
         'λ₁(G₁₊₂) = Θ(n^(2 ν - 1/2)), not beta_error'
+        >>> readable("|X_B^T r|^2 <= sqrt(m)")
+        '|X_Bᵀ r|² ≤ √(m)'
     """
+    text = _SIGN.sub(lambda found: _SIGNS[found[0]], text)
     text = _SPELLED.sub(lambda found: _GREEK[found[0]], text)
     return _SUBSCRIPT.sub(lambda found: found[found.lastgroup].translate(_LOWERED), text)
 
 
 def _headline(record: Record) -> str:
-    mark = "✓" if record.verdict == record.expected else "✗"
-    suffix = "as expected" if record.verdict == record.expected else "NOT as expected"
-    return f"{mark} {record.verdict}, {suffix}"
+    if record.verdict == record.expected:
+        return f"{record.verdict}, as the book says"
+    return f"✗ {record.verdict}, but the book says: {record.expected}"
 
 
 def _title(record: Record) -> str:
