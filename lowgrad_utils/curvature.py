@@ -7,7 +7,7 @@ matrix, or the derivatives of all examples at once, unless it is asked to.
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -516,6 +516,8 @@ class LossCurvature:
                 inputs=self._inputs,
             )
             raise ValueError(f"{bad} of {self.n} examples have NaN or infinite logits: {why}")
+        if is_softmax(logits):
+            warnings.warn(SOFTMAX_LAST, stacklevel=3)
         tolerance = torch.finfo(self.dtype).eps ** 0.5 * float(logits.abs().max())
         if (again - logits[: len(again)]).abs().max() > tolerance:
             raise ValueError(
@@ -534,7 +536,13 @@ class LossCurvature:
         """Return the model's logits, after a look at what they are."""
         # In the same way as `_forward`, so that all logits agree to rounding.
         with layer_by_layer(self._model), sdpa_kernel(SDPBackend.MATH):
-            logits = self._model(self._inputs[part].to(self.device))
+            inputs = self._inputs[part].to(self.device)
+            try:
+                logits = self._model(inputs)
+            except Exception as error:
+                line = str(error).partition("\n")[0] or type(error).__name__
+                shown = f"inputs of shape {tuple(inputs.shape)} and {inputs.dtype}"
+                raise ValueError(f"the model fails on {shown}: {line}") from error
         if not isinstance(logits, Tensor):
             raise TypeError(
                 f"the model returns a {type(logits).__name__}, but a tensor of logits is needed; "
@@ -557,7 +565,7 @@ class LossCurvature:
         if absent:
             raise ValueError(
                 f"class {', '.join(map(str, absent))} of {self.classes} has no example, so that "
-                "its means do not exist; add examples, or use a model with fewer logits"
+                "there are no means of it; add examples, or use a model with fewer logits"
             )
 
     def _check_output(self, what: str, vectors: int) -> None:
@@ -682,12 +690,14 @@ def _gathered(data: Any) -> tuple[Tensor, Tensor]:
     batches = [tuple(data)] if pair else []
     for batch in () if pair else data:
         if not isinstance(batch, tuple | list):
-            raise TypeError(f"data gives a {type(batch).__name__}, but {wanted}")
+            remedy = pair_remedy(batch)
+            raise TypeError(f"data gives a {type(batch).__name__}, but {wanted}{remedy}")
         batches.append(tuple(batch))
     for batch in batches:
         kinds = [type(piece).__name__ for piece in batch]
         if len(batch) != 2 or not all(isinstance(piece, Tensor) for piece in batch):
-            raise TypeError(f"data gives ({', '.join(kinds)}), but {wanted}; use a DataLoader")
+            remedy = pair_remedy(batch)
+            raise TypeError(f"data gives ({', '.join(kinds)}), but {wanted}{remedy}")
         _check_batch(*batch)
     if sum(len(labels) for _, labels in batches) == 0:
         raise ValueError("data has no examples: the loader, or the tensor, is empty")
@@ -703,13 +713,37 @@ def _gathered(data: Any) -> tuple[Tensor, Tensor]:
 
 def _check_batch(inputs: Tensor, labels: Tensor) -> None:
     if labels.ndim != 1 or inputs.ndim < 1 or len(labels) != len(inputs):
-        remedy = "; use y.argmax(dim=1)" if is_one_hot(labels) else ""
+        remedy = "; use y.squeeze(1)" if labels.shape[1:] == (1,) else ""
+        remedy = "; use y.argmax(dim=1)" if is_one_hot(labels) and not remedy else remedy
         raise ValueError(
             f"labels have shape {tuple(labels.shape)} and inputs {tuple(inputs.shape)}, but one "
             f"label for each input is needed{remedy}"
         )
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise TypeError(f"labels have dtype {labels.dtype}, but integers are needed; use y.long()")
+
+
+def pair_remedy(batch: Any) -> str:
+    """Return how to make a pair of what data give, for the end of an error's line."""
+    if isinstance(batch, Mapping) and len(batch) > 1:
+        x, y = list(batch)[:2]
+        return f"; give pairs, as in [(b[{x!r}], b[{y!r}]) for b in loader]"
+    if isinstance(batch, tuple | list) and len(batch) > 2:
+        return "; keep two of each, as in [(b[0], b[1]) for b in loader]"
+    return "; use a DataLoader" if isinstance(batch, tuple | list) else ""
+
+
+def is_softmax(output: Tensor) -> bool:
+    """Whether each row of an output looks like probabilities, which no loss of logits expects."""
+    sums = output.sum(1)
+    return bool((output >= 0).all()) and bool(torch.allclose(sums, torch.ones_like(sums)))
+
+
+# What a model that ends in a softmax is told.
+SOFTMAX_LAST = (
+    "the model's outputs are not negative and add up to 1, as after a softmax, but cross-entropy "
+    "takes logits; leave the last softmax out"
+)
 
 
 def is_one_hot(labels: Tensor) -> bool:

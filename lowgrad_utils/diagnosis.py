@@ -9,6 +9,7 @@ the spike. A convolution is such a layer with patches as rows.
 
 import difflib
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,9 +23,12 @@ from torch.nn import functional as F
 
 from lowgrad_utils import checks
 from lowgrad_utils.curvature import (
+    SOFTMAX_LAST,
     LossCurvature,
     is_one_hot,
+    is_softmax,
     layer_by_layer,
+    pair_remedy,
     why_not_finite,
 )
 from lowgrad_utils.eigensolvers import top_eigenpairs
@@ -245,10 +249,10 @@ class Diagnosis:
         """Return a table to read: one row a quantity, its value and what it means.
 
         Args:
-            digits: Digits after the point. If given, values are texts, and counts stay whole.
+            digits: Significant digits. If given, values are texts, and counts stay whole.
 
         Raises:
-            ValueError: If ``digits`` is not a whole number between 0 and 15.
+            ValueError: If ``digits`` is not a whole number between 1 and 15.
 
         Example:
             >>> model = nn.Linear(6, 3, bias=False).double().eval()
@@ -258,8 +262,8 @@ class Diagnosis:
             >>> found.table(digits=2).value[["s₁", "edge", "outliers"]].to_dict()
             {'s₁': '0.43', 'edge': '0.22', 'outliers': '2'}
         """
-        if digits is not None and (type(digits) is not int or not 0 <= digits <= 15):
-            raise ValueError(f"digits is {digits!r}, but a whole number from 0 to 15 is needed")
+        if digits is not None and (type(digits) is not int or not 1 <= digits <= 15):
+            raise ValueError(f"digits is {digits!r}, but a whole number from 1 to 15 is needed")
         rows = [
             (f"s{_sub(k)}", float(s), f"singular value {k} of G")
             for k, s in enumerate(self.top.s, 1)
@@ -304,7 +308,7 @@ _MEANINGS = {
 
 
 def _text(value: float, digits: int) -> str:
-    return str(value) if isinstance(value, int) else f"{value:.{digits}f}"
+    return str(value) if isinstance(value, int) else f"{value:.{digits}g}"
 
 
 def _sub(k: int) -> str:
@@ -362,7 +366,9 @@ def diagnose(
         loss: Maps the model's output and the targets to the mean loss of a batch, such as
             ``torch.nn.CrossEntropyLoss()``. Batches are weighted by their sizes.
         centre: Take q from the centred inputs: the direction of the largest variance.
-        draws: How many times the examples get random signs for the edge.
+        draws: How many times the examples get random signs for the edge, the largest of the norms
+            (``null_norms`` has each). Seed and batches decide the signs: with others the edge
+            moves within the scatter of these norms, and an outlier close to it may not count.
         gauss_newton: Also compute ``Diagnosis.gauss_newton``: some tens of passes over the data,
             which must fit in memory, for a model from inputs to logits and mean cross-entropy.
         memory: Gigabytes for what is kept of the layer, and for the Gauss-Newton products.
@@ -623,9 +629,12 @@ def _signals(
         finally:
             handle.remove()
         given = f"{_described(output)} (output) and {_described(targets)} (targets)"
-        remedy = partial(_label_remedy, targets)
+        remedy = partial(_label_remedy, output, targets)
         value = _tried(f"loss fails on {given}", loss, output, targets, remedy=remedy)
         _check_value(value)
+        logits = isinstance(loss, nn.CrossEntropyLoss) or loss is F.cross_entropy
+        if logits and output.ndim == 2 and is_softmax(output):
+            warnings.warn(SOFTMAX_LAST, stacklevel=3)
         if not torch.isfinite(value):
             otherwise = "the loss is not; rescale the data, or look at the loss"
             why = why_not_finite(model, otherwise, inputs=inputs, targets=targets)
@@ -695,14 +704,22 @@ def _tried(
         raise ValueError(f"{what}: {line or type(error).__name__}{remedy()}") from error
 
 
-def _label_remedy(targets: Any) -> str:
-    """Return what to do about class labels that losses do not take, or nothing."""
-    if not isinstance(targets, Tensor):
+def _label_remedy(output: Any, targets: Any) -> str:
+    """Return what to do about targets that losses do not take, or nothing."""
+    if not (isinstance(output, Tensor) and isinstance(targets, Tensor) and output.ndim == 2):
         return ""
+    if output.shape[1] == 1:
+        return "; use y.float()[:, None]" if targets.ndim == 1 else ""
+    if targets.shape[1:] == (1,):
+        return "; if the targets are labels, use y.squeeze(1)"
     if is_one_hot(targets):
         return "; if the targets are one-hot labels, use y.argmax(dim=1)"
     if targets.ndim == 1 and targets.dtype != torch.int64:
         return "; if the targets are labels, use y.long()"
+    if targets.ndim == 1:
+        low, high, classes = int(targets.min()), int(targets.max()), output.shape[1]
+        if low < 0 or high >= classes:
+            return f"; labels lie between {low} and {high}, but 0 to {classes - 1} are needed"
     return ""
 
 
@@ -897,7 +914,8 @@ def _batches(data: Any, model: nn.Module) -> Iterator[tuple[Tensor, Any]]:
     first = next(model.parameters())  # there is one: the layer's
     for batch in [data] if pair else data:
         if not (isinstance(batch, tuple | list) and len(batch) == 2):
-            raise TypeError(f"data gives a {type(batch).__name__}, but {wanted}")
+            remedy = pair_remedy(batch)
+            raise TypeError(f"data gives a {type(batch).__name__}, but {wanted}{remedy}")
         inputs, targets = batch
         if not isinstance(inputs, Tensor):
             raise TypeError(

@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import warnings
 
 import pytest
 import torch
@@ -631,8 +632,16 @@ WRONG_DATA = {
     "empty batches": ([(X[:0], Y[:0])], ValueError, "data has no examples"),
     "inputs alone": (X, TypeError, "data is a Tensor, but a pair"),
     "nothing": (None, TypeError, "data is a NoneType"),
-    "three parts": ([(X, Y, Y)], TypeError, "gives \\(Tensor, Tensor, Tensor\\), but a pair"),
-    "dictionaries": ([{"x": X, "y": Y}], TypeError, "data gives a dict, but a pair"),
+    "labels in a column": ((X, Y[:, None]), ValueError, r"\(4, 1\).*use y.squeeze\(1\)$"),
+    "one label of 1": ((X[:1], torch.ones(1, 1).long()), ValueError, r"use y.squeeze\(1\)$"),
+    "three parts": ([(X, Y, Y)], TypeError, r"Tensor, Tensor\), but .*\(b\[0\], b\[1\]\) for b in"),
+    "dictionaries": ([{"x": X, "y": Y}], TypeError, r"dict, but a pair.*\(b\['x'\], b\['y'\]\)"),
+    "wrong inputs": (
+        (X[:, :4], Y),
+        ValueError,
+        r"fails on inputs of shape \(4, 4\) and torch",
+    ),
+    "whole numbers": ((X.long(), Y), ValueError, "fails on inputs of .* and torch.int64: "),
     "a data set": ([(X[0], 1), (X[1], 0)], TypeError, "\\(Tensor, int\\).*use a DataLoader"),
     "arrays": ((X.numpy(), Y.numpy()), TypeError, "data gives a ndarray"),
     "shapes": ([(X, Y), (X[:, :4], Y)], ValueError, "different batches have shapes"),
@@ -650,6 +659,16 @@ def test_data_that_cannot_be_used(name):
     data, error, message = WRONG_DATA[name]
     with pytest.raises(error, match=message):
         LossCurvature(nn.Linear(5, 3, dtype=FLOAT).eval(), data)
+
+
+def test_a_softmax_at_the_end_is_named():
+    linear = nn.Linear(5, 3, dtype=FLOAT)
+    with pytest.warns(UserWarning, match="leave the last softmax out"):
+        LossCurvature(nn.Sequential(linear, nn.Softmax(1)).eval(), (X, Y))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        LossCurvature(nn.Sequential(linear, nn.LogSoftmax(1)).eval(), (X, Y))
+        LossCurvature(nn.Sequential(linear, nn.Sigmoid()).eval(), (X, Y))
 
 
 @pytest.mark.parametrize(

@@ -539,16 +539,19 @@ def test_a_table_with_digits_is_text():
     exact, text = found.table()["value"], found.table(digits=2)["value"]
     assert text["outliers"] == str(found.outliers)
     others = text.drop("outliers")
-    assert all(len(value.rpartition(".")[2]) == 2 for value in others)
+    # Two significant digits: a small number keeps both.
     assert others.astype(float).to_numpy() == pytest.approx(
-        exact[others.index].to_numpy(), abs=0.005
+        exact[others.index].to_numpy(), rel=0.05
     )
+    assert any(value != str(exact[name]) for name, value in others.items())
+    small = diagnose(mlp(), "0", (X, LABELS), lambda f, y: 1e-5 * CROSS_ENTROPY(f, y))
+    assert float(small.table(digits=2).value["edge"]) == pytest.approx(small.edge, rel=0.05)
 
 
-@pytest.mark.parametrize("digits", [-1, 16, 2.0, True, "3"])
+@pytest.mark.parametrize("digits", [0, 16, 2.0, True, "3"])
 def test_digits_of_a_table_are_checked(digits):
     found = diagnose(mlp(), "0", (X, LABELS), CROSS_ENTROPY)
-    with pytest.raises(ValueError, match="but a whole number from 0 to 15 is needed"):
+    with pytest.raises(ValueError, match="but a whole number from 1 to 15 is needed"):
         found.table(digits=digits)
 
 
@@ -681,6 +684,10 @@ def test_quantised_lazy_and_overridden_layers_are_refused():
         ((X, LABELS.double()), ValueError, "loss fails on .*float64 .targets.: .*use y.long"),
         ((X, LABELS.int()), ValueError, "loss fails on .*int32 .targets.: .*use y.long"),
         ((X, torch.eye(4).long()[LABELS]), ValueError, r"loss fails .*, use y.argmax\(dim=1\)"),
+        ((X, LABELS[:, None]), ValueError, r"loss fails .*, use y.squeeze\(1\)"),
+        ((X, LABELS + 1), ValueError, "between 1 and 4, but 0 to 3 are needed"),
+        ([{"x": X, "y": LABELS}], TypeError, r"dict, .*\[\(b\['x'\], b\['y'\]\) for b in loader"),
+        ([(X, LABELS, X)], TypeError, r"a tuple, .*keep two of each, as in \[\(b\[0\], b\[1\]\)"),
         ((1e200 * X, LABELS), ValueError, "square of its inputs or signals, is infinite"),
     ],
 )
@@ -706,6 +713,25 @@ def test_data_that_will_not_do_are_named(data, error, line):
 def test_losses_that_will_not_do_are_named(loss, error, line):
     with pytest.raises(error, match=line):
         diagnose(mlp(), "0", (X, LABELS), loss)
+
+
+def test_a_shape_that_binary_losses_do_not_take_comes_with_its_remedy():
+    one = nn.Sequential(nn.Linear(8, 5), nn.Tanh(), nn.Linear(5, 1)).double().eval()
+    for targets in ((LABELS > 1).double(), (LABELS > 1).long()):
+        with pytest.raises(ValueError, match=r"use y.float\(\)\[:, None\]$"):
+            diagnose(one, "0", (X, targets), nn.BCEWithLogitsLoss())
+
+
+def test_a_softmax_before_cross_entropy_is_named():
+    ends = nn.Sequential(nn.Linear(8, 4), nn.Softmax(1)).double().eval()
+    with pytest.warns(UserWarning, match="leave the last softmax out"):
+        diagnose(ends, "0", (X, LABELS), CROSS_ENTROPY)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        # Another loss may want probabilities; logarithms of them are logits.
+        diagnose(ends, "0", (X, LABELS), lambda f, y: f.square().mean())
+        logs = nn.Sequential(nn.Linear(8, 4), nn.LogSoftmax(1)).double().eval()
+        diagnose(logs, "0", (X, LABELS), CROSS_ENTROPY)
 
 
 def test_other_arguments_are_checked():
