@@ -23,6 +23,13 @@ const followWidth = (box, name, hint, also = () => {}) => {
   fit();
 };
 
+const hintBelow = (box) => {
+  const hint = document.createElement("div");
+  hint.className = "lg-tools";
+  box.after(hint);
+  return hint;
+};
+
 // --- pictures in full size ---------------------------------------------------------------------
 
 // One window for all pictures of the page. A <dialog> keeps the focus inside and gives it back.
@@ -153,10 +160,7 @@ const prepareTables = () => {
     for (const cell of table.querySelectorAll("td.lg-number")) breakBeforeInterval(cell);
     const box = table.closest(".cell_output > .output");
     if (box) {
-      const hint = document.createElement("div");
-      hint.className = "lg-tools";
-      box.after(hint);
-      followWidth(box, "Table", hint);
+      followWidth(box, "Table", hintBelow(box));
     }
   }
   tightenTables();
@@ -223,7 +227,11 @@ const fitFormulas = () => {
     }
   }
 };
-addEventListener("load", () => window.MathJax?.startup?.promise?.then(fitFormulas));
+const prepareFormulas = () => {
+  fitFormulas();
+  for (const box of document.querySelectorAll("div.math")) followWidth(box, "Formula", hintBelow(box));
+};
+addEventListener("load", () => window.MathJax?.startup?.promise?.then(prepareFormulas));
 // A telephone that is turned has another width.
 addEventListener("resize", fitFormulas);
 
