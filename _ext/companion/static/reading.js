@@ -5,18 +5,24 @@
 
 // A box that scrolls can be reached by keyboard, has a name, and says so to the eye; one that does
 // not would be a useless stop.
+const SIDEWAYS = "\u2194 scrolls sideways";
+const isTooWide = (box) => box.scrollWidth > box.clientWidth + 1;
+const makeStop = (box, name) => {
+  box.tabIndex = 0;
+  box.setAttribute("role", "group");
+  box.setAttribute("aria-label", name);
+};
+const removeStop = (box) => {
+  for (const attribute of ["tabindex", "role", "aria-label"]) box.removeAttribute(attribute);
+};
 const followWidth = (box, name, hint, also = () => {}) => {
-  hint.textContent = "\u2194 scrolls sideways";
+  hint.textContent = SIDEWAYS;
+  // A region with a name is a stop in any case.
+  const stays = box.getAttribute("role") === "region";
   const fit = () => {
-    const scrolls = box.scrollWidth > box.clientWidth + 1;
+    const scrolls = isTooWide(box);
     hint.hidden = !scrolls;
-    if (scrolls) {
-      box.tabIndex = 0;
-      box.setAttribute("role", "group");
-      box.setAttribute("aria-label", `${name}, scrolls sideways`);
-    } else {
-      for (const attribute of ["tabindex", "role", "aria-label"]) box.removeAttribute(attribute);
-    }
+    if (!stays) scrolls ? makeStop(box, `${name}, scrolls sideways`) : removeStop(box);
     also();
   };
   new ResizeObserver(fit).observe(box);
@@ -37,7 +43,7 @@ const viewer = document.createElement("dialog");
 viewer.className = "lg-viewer";
 viewer.setAttribute("aria-label", "Figure in full size");
 viewer.innerHTML =
-  '<form method="dialog"><button class="lg-tool" autofocus>Close</button></form>' +
+  `<form method="dialog"><span>${SIDEWAYS}</span> <button class="lg-tool" autofocus>Close</button></form>` +
   '<div tabindex="0" role="group" aria-label="Figure, scrolls both ways"></div>';
 
 viewer.addEventListener("click", (event) => event.target === viewer && viewer.close());
@@ -54,6 +60,7 @@ const enlarge = (figure) => {
   copy.style.cssText = `display:block;height:auto;max-width:none;width:${shownWidth}`;
   viewer.lastElementChild.replaceChildren(copy);
   viewer.showModal();
+  viewer.querySelector("span").hidden = !isTooWide(viewer.lastElementChild);
 };
 
 const preparePictures = () => {
@@ -162,6 +169,10 @@ const prepareTables = () => {
     if (box) {
       followWidth(box, "Table", hintBelow(box));
     }
+  }
+  // Tables of the text, and those that are sorted by a click, whose box has a name already.
+  for (const box of document.querySelectorAll('.pst-scrollable-table-container, .lg-sortable [role="region"]')) {
+    followWidth(box, "Table", hintBelow(box));
   }
   tightenTables();
   // The article is as wide as the theme's columns leave it, which they do after the window's event.
