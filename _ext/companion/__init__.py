@@ -18,7 +18,7 @@ from . import (
 )
 
 # Raised with every change to what this package puts into a page, or pages would stay as they were.
-ENV_VERSION = 13
+ENV_VERSION = 14
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from .badges import badge, verdict_of
 
 PAPERS = {
     "lrg": "Low Rank Gradients and Where to Find Them",
-    "tlh": "Three-Level Hierarchical Structure in the Spectrum of Deepnet Hessians",
+    "tlh": "Measurements of Three-Level Hierarchical Structure in the Outliers in the Spectrum of "
+    "Deepnet Hessians",
     "new": "Statements of this book",
 }
 COLUMNS = ("Statement", "Kind", "Predicted", "Measured", "Verdict")
@@ -57,6 +58,8 @@ def _paper(row: Row) -> str:
 
 def _counts(rows: list[Row]) -> str:
     counts = Counter(verdict_of(row) for row in rows).most_common()
+    # Statements first: most rows are controls, which fail as they must.
+    counts.sort(key=lambda pair: pair[0].startswith("control"))
     items = "".join(
         f'<li data-verdict="{html.escape(verdict)}">{badge(verdict)} '
         f'<span class="lg-count">{number}</span></li>'

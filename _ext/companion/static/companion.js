@@ -81,6 +81,10 @@ document.querySelectorAll(".lg-ledger").forEach((ledger) => {
   showRow();
   // Shown only here: without a script the fields would do nothing.
   ledger.querySelector(".lg-filter").hidden = false;
+  // Whoever follows a link to some of the rows wants to see them.
+  if (!location.hash && fields.some((field) => field.value)) {
+    ledger.querySelector(".lg-filter").scrollIntoView();
+  }
 
   ledger.querySelectorAll("th").forEach((head) => {
     const button = document.createElement("button");
