@@ -54,7 +54,7 @@ THEOREMS = KINDS[:-1]
 _GREEK = {
     "alpha": "α", "beta": "β", "gamma": "γ", "delta": "δ", "zeta": "ζ", "eta": "η", "theta": "θ",
     "lambda": "λ", "mu": "μ", "nu": "ν", "sigma": "σ", "tau": "τ", "psi": "ψ", "omega": "ω",
-    "Sigma": "Σ", "Phi": "Φ", "Theta": "Θ",
+    "Sigma": "Σ", "Phi": "Φ", "Theta": "Θ", "Omega": "Ω",
 }  # fmt: skip
 _SPELLED = re.compile(rf"(?<![A-Za-z_])(?:{'|'.join(_GREEK)})(?![A-Za-z]|_[A-Za-z]\w)")
 # G_{1+2}; lambda_1 and he_2, but not a measured rank_2; the papers' G0 to G3, S1, S12 and S2.

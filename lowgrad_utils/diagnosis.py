@@ -271,12 +271,12 @@ class Diagnosis:
         rows += [
             ("edge", self.edge, "norm of E with random signs of the examples"),
             ("outliers", self.outliers, "singular values above the edge"),
-            ("stable rank", self.stable_rank, "‖G‖F² / ‖G‖²"),
+            ("stable rank", self.stable_rank, "‖G‖_F² / ‖G‖²"),
         ]
         for name, norm in self.pieces.items():
             rows.append((f"‖{_pretty(name)}‖", norm, _MEANINGS[name]))
         for name, share in self.shares.items():
-            rows.append((f"share of {_pretty(name)}", share, "of ‖G‖F²; the four add up to 1"))
+            rows.append((f"share of {_pretty(name)}", share, "of ‖G‖_F²; the four add up to 1"))
         for k, (q, p) in enumerate(zip(self.along_q[:2], self.along_residue[:2]), 1):
             u = f"u{_sub(k)}"
             rows.append((f"|{u}ᵀq|", float(q), f"left singular vector {k} with the data spike"))
@@ -290,7 +290,7 @@ class Diagnosis:
             ("rank-one share of Δ", self.signal_share, "how far the signals are r μᵀ"),
         ]
         if self.gauss_newton is not None:
-            meaning = "of ‖G‖F² in the C top Gauss-Newton directions"
+            meaning = "of ‖G‖_F² in the C top Gauss-Newton directions"
             rows.append(("Gauss-Newton", self.gauss_newton, meaning))
             meaning = "the same with random signs of the examples"
             rows.append(("Gauss-Newton, signs", self.gauss_newton_null, meaning))

@@ -219,14 +219,14 @@ def diagnosis_figure(found: Diagnosis) -> Figure:
     k = np.arange(1, len(found.top.s) + 1)
     q, p = (np.asarray(x.cpu()) ** 2 for x in (found.along_q, found.along_residue))
     right.bar(k, q, color=PALETTE["blue"], label="q: inputs")
-    right.bar(k, p, bottom=q, color=PALETTE["orange"], hatch="//", label="p: X_Bᵀr")
+    right.bar(k, p, bottom=q, color=PALETTE["orange"], hatch="//", label="p: $X_B^T r$")
     right.bar(k, 1 - q - p, bottom=q + p, color="#dde1e6", label="the rest")
     right.set(xlabel="k", ylabel="share of uₖ", xticks=k, ylim=(0, 1.3), yticks=[0, 0.5, 1])
     right.legend(ncols=3, fontsize="small", loc="upper center", columnspacing=1, handlelength=1.2)
     title = f"{found.layer or 'the model'}: {found.kind}"
     if found.gauss_newton is not None:
         title += (
-            f".  In the Gauss-Newton directions: {found.gauss_newton:.0%} of ‖G‖F², "
+            f".  In the Gauss-Newton directions: {found.gauss_newton:.0%} of ‖G‖_F², "
             f"{found.gauss_newton_null:.0%} with random signs"
         )
     fig.suptitle(title, fontsize="medium")
@@ -242,9 +242,11 @@ def diagnosis(found: Diagnosis) -> None:
     fig = diagnosis_figure(found)
     size = " x ".join(map(str, found.G.shape))
     leader = {"data": "q", "residue": "p", "neither": "neither q nor p"}[found.leader]
+    whose = f"layer {found.layer!r}" if found.layer else "the model"
+    verb = "is" if found.outliers == 1 else "are"
     spectrum_text = (
         f"{found.outliers} of {len(found.singular_values)} singular values of the {size} gradient "
-        f"of layer {found.layer or 'the model'} are above the edge"
+        f"of {whose} {verb} above the edge"
     )
     show(
         fig,

@@ -815,11 +815,11 @@ def test_the_figure_says_what_was_found(capsys):
     plt.close(fig)
     figures.diagnosis(found)
     shown = capsys.readouterr().out
-    assert f"{found.outliers} of 6 singular values of the 8 x 6 gradient of layer 0" in shown
+    assert f"{found.outliers} of 6 singular values of the 8 x 6 gradient of layer '0' " in shown
     assert fig.get_suptitle() == "0: Linear"
     both = diagnose(mlp(), "2", (X, LABELS), CROSS_ENTROPY, gauss_newton=True)
     fig = figures.diagnosis_figure(both)
-    assert f"{both.gauss_newton:.0%} of ‖G‖F², {both.gauss_newton_null:.0%}" in fig.get_suptitle()
+    assert f"{both.gauss_newton:.0%} of ‖G‖_F², {both.gauss_newton_null:.0%}" in fig.get_suptitle()
     plt.close(fig)
     with pytest.raises(TypeError, match="found is a dict, but what diagnose returns is needed"):
         figures.diagnosis_figure({})
