@@ -124,15 +124,19 @@ def _from_folder(path: Path) -> Submission:
         if file.endswith(".ipynb") and ".ipynb_checkpoints" not in where
     ]
     if len(inside) != 1:
-        return Submission(name, problem=f"{len(inside)} notebooks in this folder, not one")
+        return Submission(name, problem=_not_one(len(inside), "folder"))
     return Submission(name, _bytes(inside[0]))
+
+
+def _not_one(count: int, where: str) -> str:
+    return f"{f'{count} notebooks' if count else 'no notebook'} in this {where}; one is needed"
 
 
 def _from_zip(path: Path) -> Submission:
     with zipfile.ZipFile(path) as archive:
         names = [n for n in archive.namelist() if n.endswith(".ipynb") and "__MACOSX" not in n]
         if len(names) != 1:
-            return Submission(path.name, problem=f"{len(names)} notebooks in this file, not one")
+            return Submission(path.name, problem=_not_one(len(names), "file"))
         with archive.open(names[0]) as handle:
             return Submission(path.name, _not_too_large(handle.read(LARGEST_NOTEBOOK + 1)))
 
@@ -304,7 +308,8 @@ class Grader:
         problems = [f"cell {number}: {problem}" for number, problem in cells.items()]
         failures = _failures([each for each in results if each[0].question not in gaps])
         left = [f"left open: {', '.join(gaps)}"] if gaps else []
-        reasons = [*([note] if note else []), *problems[:3], *failures, *left]
+        # What was left open explains most of what follows.
+        reasons = [*([note] if note else []), *left, *problems[:3], *failures]
         return self._row(submission, status, results, "; ".join(reasons))
 
     def _left_open(self, submission: Submission, results: list[tuple]) -> list[str]:
