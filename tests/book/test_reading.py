@@ -12,6 +12,13 @@ WIDER_THAN_ITS_BOX = """() => [
     box.querySelector("mjx-math").getBoundingClientRect().width > box.clientWidth + 1),
 ].map((box) => box.textContent.trim().slice(0, 60))"""
 
+# Whether a formula is wider than its box, whether that is said, and whether keys can scroll it.
+HINTED = """boxes => boxes.map((box) => [
+  box.querySelector("mjx-math").getBoundingClientRect().width > box.clientWidth + 1,
+  !box.nextElementSibling.hidden,
+  box.tabIndex === 0,
+])"""
+
 # Where the text of each cell of a table ends, or begins, from the right edge of the cell.
 GAPS = """table => [...table.querySelectorAll("tbody td, tbody th")].map((cell) => {
   const range = document.createRange();
@@ -47,13 +54,15 @@ def test_code_and_formulas_fit_a_laptop(name, open_page):
     assert page.evaluate(WIDER_THAN_ITS_BOX) == []
 
 
-def test_a_formula_that_is_far_too_wide_scrolls_at_its_size(open_page):
-    page = open_page("chapters/gauss-newton-algebra.html", width=400)
+def test_a_formula_that_is_far_too_wide_scrolls_at_its_size_and_says_so(open_page):
+    page = open_page("chapters/gauss-newton-algebra.html", width=240)
     sizes = page.locator("div.math > mjx-container").evaluate_all(
         "all => all.map((one) => parseFloat(one.style.fontSize))"
     )
     assert min(sizes) > 0.78 * max(sizes)
-    assert page.evaluate(WIDER_THAN_ITS_BOX) != []
+    boxes = page.locator("div.math").evaluate_all(HINTED)
+    assert {wide for wide, _, _ in boxes} == {True, False}
+    assert [each for each in boxes if len(set(each)) > 1] == []
 
 
 @pytest.mark.parametrize("width", [400, 800, 1300])
