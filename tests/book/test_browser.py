@@ -40,7 +40,17 @@ CUT_FORMULAS = """() => [...document.querySelectorAll("div.math")].filter((box) 
   const frame = box.getBoundingClientRect();
   return left < frame.left - 1 || right > frame.right + 1;
 }).map((box) => box.textContent)"""
-WIDER_THAN_PAGE = "() => document.documentElement.scrollWidth - window.innerWidth"
+# On a telephone half of a bound would look like all of it.
+STATEMENTS_THAT_SCROLL = """() => [...document.querySelectorAll(".lg-statement div.math")]
+  .filter((box) => box.scrollWidth > box.clientWidth + 1).map((box) => box.textContent)"""
+# Solutions and what else can be unfolded included.
+WIDER_THAN_PAGE = """() => {
+  const folded = [...document.querySelectorAll("details:not([open])")];
+  folded.forEach((details) => { details.open = true; });
+  const more = document.documentElement.scrollWidth - window.innerWidth;
+  folded.forEach((details) => { details.open = false; });
+  return more;
+}"""
 BROKEN_PICTURES = """() => [...document.images]
   .filter((image) => !image.hidden && !image.naturalWidth).map((image) => image.alt)"""
 REPEATED_IDS = """() => {
@@ -73,6 +83,7 @@ def test_page_is_whole(visited, width):
     assert visited.evaluate(REPEATED_IDS) == []
     assert visited.evaluate(WIDER_THAN_PAGE) <= 0
     assert visited.evaluate(CUT_FORMULAS) == []
+    assert visited.evaluate(STATEMENTS_THAT_SCROLL) == []
 
 
 def _visible_frame(figure):
