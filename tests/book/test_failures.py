@@ -89,7 +89,9 @@ def test_what_never_ends_or_has_no_kernel_left_is_reported(folder):
 
 def test_an_interrupted_build_leaves_nothing_running(folder):
     root = write_book(folder, REGISTRY, first=notebook("# First", "import time; time.sleep(600)"))
-    code = "import execute, pathlib, sys; execute.execute_book(pathlib.Path(sys.argv[1]))"
+    # Where tests run in the background, a shell may have told all of them to ignore Ctrl-C.
+    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    code += "import execute, pathlib, sys; execute.execute_book(pathlib.Path(sys.argv[1]))"
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "tools")}
     build = psutil.Popen(
         [sys.executable, "-c", code, root], env=environment, stderr=subprocess.DEVNULL
