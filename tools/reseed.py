@@ -6,8 +6,8 @@ Run k executes the code cells of each chapter with `LOWGRAD_FRESH_SEEDS=k`, whic
 stream of random numbers; figures are not drawn. A stored grid is computed anew if that takes at
 most `CHEAP` minutes (in the first `--anew` runs, at most `DEAR`); otherwise its seeds are drawn
 again from the stored ones, with replacement. Finished runs are kept in `_build/reseed` and not
-repeated until the chapter's code, its rules or its grids change. `--store` writes all runs to
-`data/reseeds.csv`.
+repeated until the chapter's code, its rules or its grids change. `--store` puts the runs into
+`data/reseeds.csv`, in the place of earlier ones of the same chapters.
 """
 
 import argparse
@@ -233,6 +233,17 @@ def summary(runs: pd.DataFrame) -> pd.DataFrame:
     return table.agg(["sum", "count"]).sort_values("sum", kind="stable").reset_index()
 
 
+def merged(stored: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+    """Put the runs of some chapters in the place of stored ones, behind those of the others.
+
+    Args:
+        stored: A stored table of runs.
+        runs: The table of ``run_chapter`` for the chapters that were run.
+    """
+    others = stored[~stored["chapter"].isin(runs["chapter"])]
+    return pd.concat([others, runs], ignore_index=True)
+
+
 def main() -> int:
     """Repeat chapters from the command line; returns 1 if a verdict changed in over 1 of 20."""
     parser = argparse.ArgumentParser(
@@ -253,7 +264,12 @@ def main() -> int:
     counts = summary(runs)
     print(counts.to_string(index=False))
     if arguments.store:
-        command = f"python tools/reseed.py --runs {settings[0]} --anew {settings[1]} --store"
+        options = f"--runs {settings[0]} --anew {settings[1]} --store"
+        command = f"python tools/reseed.py {options}"
+        if arguments.chapters:
+            stored = sweeps.load_grid(TABLE)
+            command = f"{stored.attrs['provenance']['command']}; {' '.join(chapters)} {options}"
+            runs = merged(stored, runs)
         sweeps.save_grid(runs, TABLE, {"about": __doc__.splitlines()[0], "command": command})
     return int((counts["sum"] < 0.95 * counts["count"]).any())
 

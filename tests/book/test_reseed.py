@@ -118,6 +118,16 @@ def test_the_summary_counts_expected_verdicts_fewest_first():
     ]
 
 
+def test_runs_of_one_chapter_leave_those_of_others():
+    stored = sweeps.load_grid(reseed.TABLE)
+    own = stored[stored["chapter"] == "relu"].assign(verdict="anew")
+    both = reseed.merged(stored, own)
+    kept = stored[stored["chapter"] != "relu"].reset_index(drop=True)
+    pd.testing.assert_frame_equal(both[: len(kept)], kept)
+    assert len(both) == len(stored)
+    assert set(both["verdict"][len(kept) :]) == {"anew"}
+
+
 def test_the_stored_runs_cover_every_settled_row_and_flip_rarely():
     """Twenty runs a row, with the verdict the row expects in 19 of them, or the row says so."""
     runs = sweeps.load_grid(reseed.TABLE)
