@@ -100,7 +100,9 @@ def main(argv: list[str] | None = None) -> int:
                 print(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")
         except (sources.SourceError, BookError, OSError) as error:
             # One that is being written must not keep the others from being handed out.
-            problems.append(f"{source.name}: {error}")
+            # A source's own error names it.
+            whose = "" if isinstance(error, sources.SourceError) else f"{source.name}: "
+            problems.append(f"{whose}{error}")
     if not args.archives:
         print("Hand out the folder 'student'; keep 'solution' and 'autograder' private.")
     for problem in problems:
